@@ -7,9 +7,7 @@ WORKERS ?= 2
 SHARED := -n $(WORKERS) --dist worksteal
 DOCTESTS := docs README.md src
 # What computes; the others start processes, read files or draw pages.
-NUMERICAL := $(filter-out $(patsubst %,tests/test_%.py,architecture bench cli commands_evaluation data_benchmarks \
-	data_folders examples export faults files outside report report_browser search_photographs serve serve_app serve_connections site \
-	train_processes vectors), $(wildcard tests/test_*.py))
+NUMERICAL := $(filter-out $(addprefix tests/,bench cli gpu interpreted project report serve support), $(wildcard tests/*))
 SETTINGS := ATEN_CPU_CAPABILITY=default ATEN_CPU_CAPABILITY=avx2 MKL_CBWR=COMPATIBLE OPENBLAS_CORETYPE=Prescott \
 	OMP_NUM_THREADS=1 OMP_NUM_THREADS=2
 
@@ -32,7 +30,7 @@ $(1)/bin/python -m pip install $(QUIETLY) -c $(2) --no-deps timm torchvision
 $(1)/bin/python -m compileall -qq -j 0 -x $(RARELY) $(1)/lib || true
 endef
 
-.PHONY: demo test gpu check lint browser bench fuzz mutants faults docs site portable lowest dist clean
+.PHONY: demo test gpu check lint browser bench fuzz mutants faults docs site tables portable lowest dist clean
 
 # What the demo needs alone; the first target that tests installs the rest into the same environment.
 demo: $(BASE)
@@ -89,8 +87,8 @@ KERNELS ?= 2000
 # Random losses against oracles: COUNT of them on dense and tiled, KERNELS of them on fused too, in Triton's interpreter.
 # make fuzz FIRST=3500 goes on from there; what fails says how it is run again.
 fuzz: $(READY)
-	$(BIN)/python tests/fuzz_run.py --first $(FIRST) --count $(COUNT)
-	TRITON_INTERPRET=1 $(BIN)/python tests/fuzz_run.py --kernels --first $(FIRST) --count $(KERNELS)
+	$(BIN)/python tests/support/fuzz_run.py --first $(FIRST) --count $(COUNT)
+	TRITON_INTERPRET=1 $(BIN)/python tests/support/fuzz_run.py --kernels --first $(FIRST) --count $(KERNELS)
 
 MINUTES ?= 60
 # Whether the tests notice 240 small changes of the sources, drawn with a fixed seed; it goes on where the last call ended.
@@ -98,8 +96,8 @@ mutants: $(READY)
 	OMP_NUM_THREADS=1 nice $(BIN)/python scripts/mutants.py --minutes $(MINUTES)
 
 faults: $(READY)  # kills, races, full disks, damaged files; SEED=7 repeats a run
-	$(BIN)/python tests/faults.py $(if $(SEED),--seed $(SEED))
-	$(BIN)/python tests/faults_index.py $(if $(SEED),--seed $(SEED))
+	$(BIN)/python tests/support/faults.py $(if $(SEED),--seed $(SEED))
+	$(BIN)/python tests/support/faults_index.py $(if $(SEED),--seed $(SEED))
 
 docs: $(READY)
 	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest -q $(SHARED) $(DOCTESTS)
@@ -107,6 +105,11 @@ docs: $(READY)
 # The pages and the reference as a site in build/site, to be opened from disk: no broken link, no missing reference.
 site: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# The tables in documents that are written from the sources; a test compares each with its page.
+TABLES := engine_ways losses_page pml_names
+tables: $(READY)
+	for name in $(wildcard $(TABLES:%=scripts/%.py)); do $(BIN)/python $$name || exit 1; done
 
 # The same answers whatever the processor: other kernels of torch, MKL and OpenBLAS, other threads, another hash seed.
 portable: $(READY)

@@ -1,9 +1,8 @@
-"""What pytest leaves alone: doctests are collected from every module, and some cannot be imported everywhere.
+"""Settings of pytest for the whole project.
 
-Files that import a package of an extra are skipped where it is missing (tests/needs.py). A GPU is seen by tests marked
-`gpu`, and hidden from all others, which then compute what they compute elsewhere.
-
-And what the collector of garbage leaves alone: all that is there before the first test.
+- Files whose packages are not installed are skipped with the reason (tests/support/needs.py).
+- Only tests marked `gpu` see a GPU; it is hidden from all others, whose results then do not depend on the machine.
+- Garbage collection ignores objects that exist before the first test.
 """
 
 from __future__ import annotations
@@ -17,24 +16,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent / "tests"))
 from needs import lacking
 
-collect_ignore = []
+collect_ignore = ["tests/support"]
 if os.environ.get("TRITON_INTERPRET") != "1":
-    # other tests run these in a process of their own
-    collect_ignore += [f"tests/fused_{name}.py" for name in ("cases", "collapsed", "zeros")]
-    collect_ignore += [f"tests/{name}_fused.py" for name in ("learned", "own_parts", "settings")]
-    collect_ignore += ["tests/fuzz_cases.py"]
+    collect_ignore += ["tests/interpreted"]  # other tests run these files, each in its own process
 if importlib.util.find_spec("triton") is None:
     collect_ignore += [f"src/nearfar/engines/_kernels{name}.py" for name in ("", "_pairs", "_top", "_triplets")]
-    collect_ignore += ["tests/fused_compiled.py"]
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, Any, Any]:
-    """Search for no garbage among modules and tests, all of which stay: that would take as long as to import them."""
+    """Switch garbage collection off while tests are imported, then exclude them from it: all of them stay alive."""
     gc.disable()
     try:
         return (yield)
@@ -43,34 +36,39 @@ def pytest_collection() -> Generator[None, Any, Any]:
         gc.enable()
 
 
-class Lacking(pytest.File):
-    """A file that cannot be imported here."""
+class SkippedFile(pytest.File):
+    """A file that is skipped because it imports a package that is not installed."""
 
     def collect(self) -> Iterable[pytest.Item]:
-        """Nothing: it is skipped whole."""
+        """Skip the file and name the package."""
         pytest.skip(lacking(self.path) or "", allow_module_level=True)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> Generator[None, Any, Any]:
-    """Skip a file that imports a missing package, in place of an error."""
+    """Skip files that import a missing package instead of failing."""
     found = yield
-    return [Lacking.from_parent(parent, path=file_path)] if found and lacking(file_path) else found
+    return [SkippedFile.from_parent(parent, path=file_path)] if found and lacking(file_path) else found
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
-    """Hide GPUs from a test that is not of one, from its fixtures and from the processes that it starts."""
+    """Hide GPUs from tests without the marker `gpu`, from their fixtures, and from the processes that they start."""
     with pytest.MonkeyPatch.context() as patch:
-        seen = item.get_closest_marker("gpu") is not None
-        if not seen:
+        needs_gpu = item.get_closest_marker("gpu") is not None
+        if needs_gpu:
+            _forget_device()
+        else:
             patch.setattr("torch.cuda.is_available", lambda: False)
             patch.setattr("torch.cuda.device_count", lambda: 0)
             patch.setenv("CUDA_VISIBLE_DEVICES", "")
-        accelerate = sys.modules.get("accelerate.state")
-        if seen and accelerate is not None:  # it keeps the device of its first use
-            accelerate.AcceleratorState._reset_state(reset_partial_state=True)
         found = yield
-        if seen and (accelerate := sys.modules.get("accelerate.state")) is not None:
-            accelerate.AcceleratorState._reset_state(reset_partial_state=True)
+        if needs_gpu:
+            _forget_device()
         return found
+
+
+def _forget_device() -> None:
+    """Reset accelerate, which keeps the device of its first use."""
+    if (accelerate := sys.modules.get("accelerate.state")) is not None:
+        accelerate.AcceleratorState._reset_state(reset_partial_state=True)

@@ -3,7 +3,7 @@
     python scripts/architecture.py            draw the picture anew
     python scripts/architecture.py --call     the files that one dense call of MultiSimilarity runs through
 
-`tests/test_architecture.py` holds the sources against `LAYERS`, and the picture against the sources.
+`tests/project/test_architecture.py` holds the sources against `LAYERS`, and the picture against the sources.
 """
 
 from __future__ import annotations

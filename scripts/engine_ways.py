@@ -2,7 +2,7 @@
 
 python scripts/engine_ways.py            write the table anew
 
-`tests/test_fused.py` holds the page to it.
+`tests/engines/test_fused.py` holds the page to it.
 """
 
 from __future__ import annotations

@@ -34,13 +34,10 @@ from mutants_tests import ROOT, Copy, Session, copied, preload, run, write_probe
 
 PACKAGES = ["losses", "sets", "engines", "evaluation", "train", "data", "doctor", "serve"]
 HOME = ROOT / "build" / "mutants"
-INTERPRETED = ["fused_cases", "own_parts_fused", "fuzz_cases"]
+INTERPRETED = "tests/interpreted/"
 """Tests that run Triton's interpreter; only mutants of kernels and of what calls them are run against these."""
-ELSEWHERE = """
-    architecture bench contributing dist examples faults geometry gpu linear make notebooks outside plot pml
-    project readme search_photographs site study text tune words
-"""
-"""Beginnings of test files that are about other packages, or about no behavior."""
+ELSEWHERE = {"bench", "geometry", "gpu", "linear", "plot", "pml", "project", "studies", "tune"}
+"""Folders of tests that are about other packages, or about no behavior."""
 VERDICTS = ("killed", "timeout", "survived", "unseen", "open")
 
 
@@ -99,17 +96,17 @@ class Tests:
     @property
     def interpreted(self) -> bool:
         """Whether they run Triton's interpreter."""
-        return Path(self.path).stem in INTERPRETED
+        return self.path.startswith(INTERPRETED)
 
 
 def test_files(mutants: Sequence[Mutant], whole: bool) -> list[str]:
     """Test files; those named after a package or a module of a mutant come first, or alone."""
-    left = tuple(f"test_{word}" for word in ELSEWHERE.split())
-    names = sorted(path.stem for path in (ROOT / "tests").glob("test_*.py") if not path.stem.startswith(left))
+    found = (path for path in (ROOT / "tests").rglob("test_*.py") if path.parent.name not in ELSEWHERE)
+    names = sorted(path.relative_to(ROOT).as_posix() for path in found)
     near = {*PACKAGES, *(Path(m.path).stem.strip("_") for m in mutants)}
-    own = [name for name in names if any(part in name for part in near)]
-    rest = [*(name for name in names if name not in own), *INTERPRETED]
-    return [f"tests/{name}.py" for name in (own + rest if whole else own)]
+    own = [name for name in names if not name.startswith(INTERPRETED) and any(part in name for part in near)]
+    rest = sorted({*names} - {*own}, key=lambda name: (name.startswith(INTERPRETED), name))
+    return own + rest if whole else own
 
 
 def find_tests(mutants: Sequence[Mutant], spare: Sequence[Mutant], whole: bool, end: float) -> tuple[list[Tests], bool]:
@@ -118,7 +115,7 @@ def find_tests(mutants: Sequence[Mutant], spare: Sequence[Mutant], whole: bool, 
     with contextlib.ExitStack() as stack:
         copy: Copy | None = None
         for path in test_files(mutants, whole):
-            kept = HOME / "tests" / f"{Path(path).stem}.json"
+            kept = HOME / "tests" / f"{path.replace('/', '.')}.json"
             digest = hashlib.sha256((ROOT / path).read_bytes()).hexdigest()
             known = Tests(**json.loads(kept.read_text(encoding="utf-8"))) if kept.exists() else None
             if known is None or known.digest != digest or not {m.key for m in mutants} <= {*known.probed}:
@@ -137,7 +134,7 @@ def find_tests(mutants: Sequence[Mutant], spare: Sequence[Mutant], whole: bool, 
 def _reached(copy: Copy, hits: Path, path: str, mutants: Sequence[Mutant]) -> Tests:
     hits.write_text("", encoding="utf-8")
     begun = time.monotonic()
-    session = run(copy, [path], seconds=1800, interpret=Path(path).stem in INTERPRETED)
+    session = run(copy, [path], seconds=1800, interpret=path.startswith(INTERPRETED))
     whole = [test for test in session.times if test.startswith(f"{path}::")]
     reached: dict[str, dict[str, None]] = {}
     for line in sorted({*hits.read_text(encoding="utf-8", errors="replace").splitlines()}):
@@ -190,7 +187,7 @@ def _chosen(mutant: Mutant, tests: Sequence[Tests]) -> tuple[list[Choice], bool]
     allowed = [file for file in tests if kernels or not file.interpreted]
     chosen = [(file, reached) for file in allowed if (reached := file.reach(mutant))]
     whole = [(file, [test for test in file.times if test not in file.failed]) for file in allowed]
-    own = [name.strip("_"), mutant.package, *(["fused"] if kernels else [])]
+    own = [name.strip("_"), mutant.package, *(["fused", "interpreted"] if kernels else [])]
 
     def rank(choice: Choice) -> tuple[bool, float]:
         # what a file sets up is part of the time of its slowest test

@@ -5,7 +5,7 @@ So do pictures of time: those of cells that are tagged "measured" are cleared to
     python scripts/notebooks.py                  all of them
     python scripts/notebooks.py first_model      one
 
-`tests/test_notebooks.py` runs them with small numbers in their cell of parameters.
+`tests/project/test_notebooks.py` runs them with small numbers in their cell of parameters.
 """
 
 from __future__ import annotations

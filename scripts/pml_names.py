@@ -2,7 +2,7 @@
 
 python scripts/pml_names.py            write the table anew
 
-`tests/test_pml_modules.py` compares the page with it.
+`tests/pml/test_modules.py` compares the page with it.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 python scripts/pml_scripts.py            write the table anew, from benchmarks/results/pml_scripts_cpu.json
 
-`tests/test_pml_scripts.py` holds the page to it.
+`tests/pml/test_scripts.py` holds the page to it.
 """
 
 from __future__ import annotations

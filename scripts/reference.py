@@ -2,7 +2,7 @@
 
 A name is public where a public module lists it in `__all__`. What the package, a room, or a module that a room lists
 offers is shown with its docstring, once; what the files inside a room offer each other stands in a table at the end of
-the room's page. `tests/test_site.py` compares the pages with what Python itself imports.
+the room's page. `tests/project/test_site.py` compares the pages with what Python itself imports.
 """
 
 from __future__ import annotations

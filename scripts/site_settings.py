@@ -1,14 +1,21 @@
-"""Shows constructors that classes make of their settings in the reference, which is read from sources."""
+"""Completes the reference, which is read from sources: constructors made of settings, equations of losses."""
 
 from __future__ import annotations
 
+import html
 import importlib
 import inspect
+import sys
+from pathlib import Path
 from typing import Any
 
 import griffe
 
+from nearfar import losses, pairs, sets
 from nearfar._utils.settings import Settings
+
+sys.path.insert(0, str(Path(__file__).parent))
+import equations
 
 PLACES = {
     inspect.Parameter.POSITIONAL_OR_KEYWORD: griffe.ParameterKind.positional_or_keyword,
@@ -38,3 +45,29 @@ class Constructors(griffe.Extension):
         for name in kind.settings:
             cls.members.pop(name, None)
         cls.set_member("__init__", griffe.Function("__init__", parameters=griffe.Parameters(mine, *given)))
+
+
+EQUATION = """<div class="equation">{tex}</div>
+
+"""
+FIGURE = """<figure class="weights" markdown="0"><img src="../images/losses/{name}.svg" alt="Pair weights of {name}">
+<figcaption>Nine rows of three classes, and how strongly the loss attracts (blue) or repels (orange) each pair; darker
+is stronger. <a href="../guides/losses.html#pictures-of-the-weights">All losses</a></figcaption></figure>
+"""
+
+
+class Equations(griffe.Extension):
+    """Typesets the equation in the docstring of each loss, pair loss and set; a loss has its picture below."""
+
+    def on_class(self, *, cls: griffe.Class, **more: Any) -> None:
+        """Called by griffe when it has read a class."""
+        room = cls.path.split(".")[1]
+        offered = {"losses": losses, "pairs": pairs, "sets": sets}.get(room)
+        if offered is None or cls.name not in offered.__all__ or cls.docstring is None:
+            return
+        found = equations.equation(cls.docstring.value)
+        if found is not None and '"' not in found[0]:
+            written, lines = found
+            shown = EQUATION.format(tex=html.escape(equations.display(lines)))
+            shown += FIGURE.format(name=cls.name) if room == "losses" else ""
+            cls.docstring.value = cls.docstring.value.replace(written, shown, 1)

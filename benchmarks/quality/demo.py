@@ -1,13 +1,13 @@
-"""The search for the demo's recipe, judged by whole scripts of the training side that no trial learns from.
+"""The search for the demo's recipe, scored on scripts of the training side that are held out.
 
 python benchmarks/quality/demo.py              run the trials that are not in benchmarks/results/demo.json yet
-python benchmarks/quality/demo.py --only NAME  these alone
+python benchmarks/quality/demo.py --only NAME  only these trials
 python benchmarks/quality/demo.py --test       test configs/glyphs.yaml on the test scripts: once, with three seeds
-python benchmarks/quality/demo.py --table      write the table alone, run nothing
+python benchmarks/quality/demo.py --table      write the table, run nothing
 
-A trial is the recipe that stood before (`START`) with some keys changed. Two blocks of Unicode take the place of its
-test classes; the scripts of the real test (Greek, Cyrillic, Armenian, Georgian) are not among its data at all. A trial
-runs on one thread and takes one to five minutes; results are kept after each.
+A trial is the previous recipe (`START`) with some keys changed. Two blocks of Unicode replace the test classes; the
+scripts of the real test (Greek, Cyrillic, Armenian, Georgian) are not in its data. A trial runs on one thread and takes
+one to five minutes; results are written after each.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ START: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Trial:
-    """What differs from `START`: keys, and what no key says.
+    """A trial: keys that differ from `START`, and changes that no key describes.
 
     Attributes:
         name: as in the table.
@@ -69,7 +69,7 @@ class Trial:
     layers: tuple[tuple[int, int], ...] | None = None
 
     def config(self) -> Config:
-        """The configuration of the trial, whose score at the end alone is wanted."""
+        """The configuration of the trial, which is scored only at the end."""
         tree = json.loads(json.dumps(START))
         for key, value in self.keys.items():
             *sections, last = key.split(".")
@@ -83,7 +83,7 @@ class Trial:
 
 
 def supcon(temperature: float, classes: int = 64, samples: int = 2, **keys: Any) -> dict[str, Any]:
-    """Keys of a trial with SupCon; others by their last part, such as lr."""
+    """Keys of a trial with SupCon; other keys are given by their last part, such as lr."""
     sections = {
         "average": "training",
         "cross_batch_memory": "training",
@@ -134,12 +134,12 @@ TRIALS = (
     Trial("SupCon 0.2, 64 x 2, move 2, lr 0.012, steps 2300", supcon(0.2, move=2.0, lr=0.012, steps=2300)),
     Trial("SupCon 0.2, 64 x 2, move 2, lr 0.012, steps 3000", supcon(0.2, move=2.0, lr=0.012, steps=3000)),
 )
-"""In the order in which they were run: each group starts from the best of those before it."""
+"""Trials in the order of the search: each group starts from the best trial before it."""
 
 
 @contextmanager
-def patched(trial: Trial) -> Iterator[None]:
-    """Layers and augmentation of a trial in place of the usual ones."""
+def use_layers(trial: Trial) -> Iterator[None]:
+    """Within the block, use the layers and the augmentation of a trial."""
     layers, usual = network.LAYERS, transforms.NAMED["glyphs"]
     network.LAYERS = trial.layers or layers
     if trial.moved:
@@ -152,8 +152,8 @@ def patched(trial: Trial) -> Iterator[None]:
         network.LAYERS, transforms.NAMED["glyphs"] = layers, usual
 
 
-def judged() -> DataSet:
-    """The data of a trial: the training side alone, some blocks of it in place of the test classes."""
+def scored_data() -> DataSet:
+    """The data of a trial: only the training side, with some of its blocks as test classes."""
     train = open_data("glyphs").train
     rest, held_out = classes_by_name(train, HELD_OUT)
     return DataSet("glyphs", part(train, rest), part(train, held_out))
@@ -162,7 +162,7 @@ def judged() -> DataSet:
 def run(trial: Trial, data: DataSet) -> dict[str, Any]:
     """Train and score one trial."""
     begun = time.process_time()
-    with patched(trial), tempfile.TemporaryDirectory() as folder:
+    with use_layers(trial), tempfile.TemporaryDirectory() as folder:
         found = fit(trial.config(), Path(folder) / "run", data=data, console=Terminal(quiet=True))
     return {
         "name": trial.name,
@@ -236,7 +236,7 @@ def keep(found: dict[str, Any]) -> None:
 
 def search(found: dict[str, Any], only: list[str]) -> None:
     """Run the trials that have no result yet."""
-    done, data = {row["name"] for row in found["trials"]}, judged()
+    done, data = {row["name"] for row in found["trials"]}, scored_data()
     found["held_out"] = {"patterns": HELD_OUT, "classes": len(data.test.classes), "pixels": pixels(data.test)}
     for trial in TRIALS:
         if trial.name in (only or {trial.name} - done):

@@ -3,9 +3,9 @@
     python benchmarks/quality/isometry.py                      about twenty minutes on one core
     python benchmarks/quality/isometry.py --sets 4 --many 30   a minute
 
-Points are Gaussian in the plane, two classes of four that know nothing of them. Both values are upper bounds, costs of
-maps that are separated, so that the smaller one is right. The first 16 of the 100 starts are the 16 of the default. The
-bar: never worse by more than 1%.
+Points are Gaussian in the plane, with two random classes of four. Both values are upper bounds, the costs of separated
+maps, so the smaller one is better. The first 16 of the 100 starts are the 16 of the default. The goal: never worse by
+more than 1%.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CALLS = {"d_iso": geometry.isometric_error, "d_haus": geometry.hausdorff_distanc
 BAR = 0.01
 
 
-def compared(seed: int, rows: int, width: int, few: int, many: int) -> dict[str, Any]:
+def compare_starts(seed: int, rows: int, width: int, few: int, many: int) -> dict[str, Any]:
     noise = torch.Generator().manual_seed(seed)
     x, y = torch.randn(rows, width, generator=noise, dtype=torch.float64), torch.arange(rows) % 2
     entry: dict[str, Any] = {"seed": seed, "hardness": geometry.hardness(x, y)}
@@ -72,7 +72,7 @@ def page(config: dict[str, Any], versions: dict[str, str], found: dict[str, Any]
         "# d_iso and d_haus: are the starts enough?",
         "",
         f"{config['sets']} sets of {config['rows']} Gaussian points in {config['width']} dimensions, two classes; "
-        f"{config['few']} starts against {config['many']}. The bar is 1%. {versions}.",
+        f"{config['few']} starts against {config['many']}. The goal is 1%. {versions}.",
         "",
         "| distance | worst | sets above 1% | above 0.1% | spread of starts: median, largest | processor seconds |",
         "|---|---:|---:|---:|---:|---:|",
@@ -101,7 +101,7 @@ def main() -> None:
     config = {key: value for key, value in vars(given).items() if key != "out"}
     entries = []
     for seed in range(given.sets):
-        entries.append(compared(seed, given.rows, given.width, given.few, given.many))
+        entries.append(compare_starts(seed, given.rows, given.width, given.few, given.many))
         print(seed, {name: f"{entries[-1][name]['worse']:.4%}" for name in CALLS}, flush=True)
     found = summary(entries)
     versions = {

@@ -3,15 +3,15 @@
     python benchmarks/quality/linear.py                      all sets, 5 splits: about 20 minutes on one core
     python benchmarks/quality/linear.py --sets wine digits   a minute
 
-Every method gets the same rows, standardized by the training rows, the same number of components, and one thread.
-Sets: wine, digits, the synthetic set of 5,000 x 50 with 10 classes, glyph pixels (200 classes of the embedded set),
-and, where the folder `shared/data` lies beside the repository, frozen CUB-200-2011 features (50 classes, splits within
+Every method gets the same rows, standardized by the training rows, the same number of components, and one thread. Sets:
+wine, digits, the synthetic set of 5,000 x 50 with 10 classes, glyph pixels (200 classes of the embedded set), and,
+where the folder `shared/data` lies beside the repository, frozen CUB-200-2011 features (50 classes, splits within
 classes). On the wide sets NCA works after PCA to 100. Times are CPU seconds of the fit; the clock's are in the JSON.
 "worse" marks a mean difference to the better of LDA and NCA whose 95% interval over the splits (Student's t, corrected
 for the overlap of training sets after Nadeau and Bengio) lies below zero.
 
-`--scale` fits 20,000 x 50 (gd, sgd, ccp), and 25,000 to 100,000 x 100 (auto) instead, and tells time, the peak of
-memory above what was held before the fit, and the accuracy on 2,000 rows left out. Both parts write the same files.
+`--scale` fits 20,000 x 50 (gd, sgd, ccp), and 25,000 to 100,000 x 100 (auto) instead, and reports time, peak memory
+beyond that before the fit, and the accuracy on 2,000 held-out rows. Both parts write the same files.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def glyph_pixels(classes=200):
 
 
 def cub_features(classes=50):
-    """Frozen features, or None where they do not lie beside the repository."""
+    """Frozen features, or None if they are not beside the repository."""
     path = ROOT.parent / "shared" / "data" / "cub200_lite0_test.npz"
     if not path.exists():
         return None
@@ -128,7 +128,7 @@ def interval(values):
     return float(np.mean(values)), float(stats.t.ppf(0.975, n - 1) * spread)
 
 
-def judged(result):
+def summarize(result):
     """Means, intervals and median times; the difference to the better of LDA and NCA; NCA's time over ours."""
     accuracy = {name: [run["accuracy"] for run in runs] for name, runs in result["runs"].items()}
     cpu = {name: float(np.median([run["cpu"] for run in runs])) for name, runs in result["runs"].items()}
@@ -172,7 +172,7 @@ def memory(entry, reset=False):
 
 
 def large(plan):
-    """One fit of a large problem, in a process of its own so that the peak of its memory is its own."""
+    """One fit of a large problem in a new process, so that its peak memory is its own."""
     torch.set_num_threads(1)
     solver, n, m = plan
     X, y = synthetic(n + 2000, m)
@@ -244,7 +244,7 @@ def main():
                 print("cub: skipped, no shared/data beside the repository")
                 continue
             report["sets"][data] = study(data, args.splits)
-            report["sets"][data]["summary"] = judged(report["sets"][data])
+            report["sets"][data]["summary"] = summarize(report["sets"][data])
             write(args.out, report)
     write(args.out, report)
 

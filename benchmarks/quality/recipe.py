@@ -1,23 +1,23 @@
-"""The recipe for photographs: searched on training classes of CUB that are held out, then tested once a seed.
+"""The recipe for photographs: searched on held-out training classes of CUB, then tested once for each seed.
 
-python benchmarks/quality/recipe.py --path CUB [--weights FILE] [--jobs 10]     the search; call it again to go on
-python benchmarks/quality/recipe.py --path CUB --path-flowers FLOWERS --ladder  what the recipe of today gained since
+python benchmarks/quality/recipe.py --path CUB [--weights FILE] [--jobs 10]     the search; call it again to continue
+python benchmarks/quality/recipe.py --path CUB --path-flowers FLOWERS --ladder  the second search
 python benchmarks/quality/recipe.py --path CUB [--weights FILE] --test          the test of configs/cub_lite0.yaml
-python benchmarks/quality/recipe.py --table                                     the table alone
+python benchmarks/quality/recipe.py --table                                     only the table
 
-Classes 1 to 40 are held out as a whole: neighbors in that list are of one kind (gulls, flycatchers), so that they are
-as hard to tell apart as those of the test. Three rounds, each chosen by the numbers of the one before:
+Classes 1 to 40 are held out: neighbors in the list are related (gulls, flycatchers), so they are as hard to tell apart
+as the test classes. There are three rounds, each chosen by the results of the one before:
 
 1. `START`, and each change of `CHANGES` alone;
-2. the changes that gained, together: the best one, the best two, the best three, ...; of those that change the same
-   key only the best counts;
+2. the changes that gained, combined: the best one, the best two, the best three, ...; of changes to the same key only
+   the best is used;
 3. the winner with other rates and lengths.
 
-Judged by the mean of R@1 and MAP@R. Results are kept after each run in benchmarks/results/recipe.jsonl.
+Runs are compared by the mean of R@1 and MAP@R. Results are written after each run to benchmarks/results/recipe.jsonl.
 
-The winner was tested and missed its bar. A second search (benchmarks/results/recipe-explored.json) looked at what lies
-between the trunk and the score: pool, head, the part of a picture that is looked at. `LADDER` is what it kept, one rung
-upon the other, on classes of CUB and of Flowers-102 that are held out.
+The test score of the winner was low. A second search (benchmarks/results/recipe-explored.json) looked at what lies
+between the trunk and the score: pool, head, the part of a picture that is looked at. `LADDER` has the changes that it
+kept, each added to those before it, on held-out classes of CUB and of Flowers-102.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ledger import Ledger
+
 from nearfar._utils.files import write_text
 from nearfar.runs.config import to_tree
 from nearfar.studies import grid
-from nearfar.studies._photographs_ledger import Ledger
 from nearfar.studies.grid import Line, Trial, Workers
 from nearfar.train import load, parse
 
@@ -65,7 +66,7 @@ START: Keys = {
     "training.precision": "bf16",
     "training.compile": "kernels",
 }
-"""What earlier trials and the tuning of the study spoke for: large pictures, both pools, proxies, a small rate."""
+"""The start, chosen from earlier trials and the study: large pictures, both pools, proxies, a low learning rate."""
 
 CHANGES: Mapping[str, Keys] = {
     "224 pixels": {"data.size": 224},
@@ -94,7 +95,7 @@ CHANGES: Mapping[str, Keys] = {
 
 
 WINNER: Keys = {**START, "optimizer.lr": 2.5e-5, "loss": {"name": "ProxyAnchor", "scale": 8.0}}
-"""Of the first search."""
+"""The choice of the first search."""
 
 LADDER: Mapping[str, Keys] = {
     "winner of the first search": {},
@@ -105,14 +106,14 @@ LADDER: Mapping[str, Keys] = {
     "whole pictures of 320 pixels": {"data.size": 320, "data.crop_pct": 1.0},
     "mean with the mirror image": {"model.flip": True},
 }
-"""What each rung adds to those above it."""
+"""The keys that each rung adds to those above it."""
 
 SEEDED: Mapping[str, Keys] = {"seed 1": {"training.seed": 1}, "seed 2": {"training.seed": 2}}
 LENGTHS: Mapping[str, Keys] = {"half the steps": {"training.steps": 300}, "twice the steps": {"training.steps": 1200}}
 """Changes of the last rung on CUB, and on Flowers-102."""
 
 SHORT = ("winner of the first search", "head that begins as the identity", "mean with the mirror image")
-"""The rungs that are run on Flowers-102 too."""
+"""Rungs that are also run on Flowers-102."""
 
 
 def rungs(beside: Mapping[str, Keys]) -> dict[str, Keys]:
@@ -150,35 +151,35 @@ def ladder(where: Keys, flowers: str | None) -> dict[tuple[str, str], Trial]:
 
 
 def weights(folder: Path) -> str | None:
-    """The weights that earlier trials began with: a file's name is part of what a run is."""
+    """The weights of earlier trials; the file's name is part of a run's key."""
     lines = list(grid.lines(folder / "recipe.jsonl").values())
     name: str | None = lines[0]["config"]["model"]["weights"] if lines else None
     return name
 
 
-def tested(where: Keys) -> list[tuple[str, str]]:
+def flags_of_test(where: Keys) -> list[tuple[str, str]]:
     """Flags for a test run, which is scored once, at its end."""
     steps = load(RECIPE).training.steps
     quiet = {"training.baselines": False, "training.explain_every": 0, "training.compile": "kernels"}
-    told = {**where, **quiet, "training.evaluate_every": steps, "training.checkpoint_every": steps}
-    return [(name, json.dumps(value)) for name, value in told.items()]
+    keys = {**where, **quiet, "training.evaluate_every": steps, "training.checkpoint_every": steps}
+    return [(name, json.dumps(value)) for name, value in keys.items()]
 
 
-def judged(line: Line | None) -> float | None:
-    """What a run is judged by, in points; None where it failed or is missing."""
+def score_of(line: Line | None) -> float | None:
+    """The mean of R@1 and MAP@R in points; None if the run failed or is missing."""
     if line is None or line["error"] is not None:
         return None
     return 50 * (line["scores"]["recall@1"] + line["scores"]["map_at_r"])
 
 
 def gains(known: Mapping[str, Line], where: Keys) -> list[tuple[float, str]]:
-    """The changes that are better than `START`, best first; of those that change the same keys the best one."""
-    base = judged(known.get(trial(START, where).key))
+    """The changes that are better than `START`, best first; of changes to the same keys only the best one."""
+    base = score_of(known.get(trial(START, where).key))
     if base is None:
         return []
     found: list[tuple[float, str]] = []
     for name, change in CHANGES.items():
-        score = judged(known.get(trial({**START, **change}, where).key))
+        score = score_of(known.get(trial({**START, **change}, where).key))
         if score is not None and score > base:
             found.append((score - base, name))
     found.sort(reverse=True)
@@ -228,8 +229,8 @@ def third(known: Mapping[str, Line], rows: Mapping[str, Keys], where: Keys) -> d
 
 
 def winner(known: Mapping[str, Line], rows: Mapping[str, Keys], where: Keys) -> str | None:
-    """The best of some trials."""
-    scores = {name: judged(known.get(trial(keys, where).key)) for name, keys in rows.items()}
+    """The best trial."""
+    scores = {name: score_of(known.get(trial(keys, where).key)) for name, keys in rows.items()}
     there = {name: score for name, score in scores.items() if score is not None}
     return max(there, key=lambda name: there[name]) if there else None
 
@@ -250,11 +251,11 @@ def search(folder: Path, where: Keys, workers: Workers, seconds: float | None = 
 
 
 CHOSEN = "recipe of the second search"
-"""Its name in the ledger; "recipe" is that of the first search, which was tested before."""
+"""The name in the ledger; "recipe" is the choice of the first search, which was tested before."""
 
 
 def test(config: Any, folder: Path, workers: Workers) -> None:
-    """The chosen recipe on the test classes, several seeds; another one is refused from then on."""
+    """Test the chosen recipe with several seeds; the ledger refuses any other one afterwards."""
     tree = to_tree(config)
     seeds = [{**tree, "training": {**tree["training"], "seed": seed}} for seed in range(SEEDS)]
     trials = [Trial(parse(each), ks=KS, clustering=10_000) for each in seeds]
@@ -299,15 +300,15 @@ def table(folder: Path, where: Keys) -> str:
 
 
 def _cells(line: Line | None) -> list[str]:
-    """R@1, MAP@R and what a run is judged by, for a table."""
-    score = judged(line)
+    """R@1, MAP@R and their mean, for a table."""
+    score = score_of(line)
     if line is None or score is None:
         return ["-", "-", "-"]
     return [f"{value:.1f}" for value in (*(100 * line["scores"][each] for each in ("recall@1", "map_at_r")), score)]
 
 
 def _ladder_table(folder: Path, where: Keys) -> list[str]:
-    """Lines of the table of the second search; none before it was run."""
+    """Lines of the table of the second search; empty before it was run."""
     known, trials = grid.lines(folder / "recipe-ladder.jsonl"), ladder(where, None)
     if not known:
         return []
@@ -339,22 +340,22 @@ def main() -> None:
     parser.add_argument("--ladder", action="store_true")
     parser.add_argument("--test", action="store_true")
     parser.add_argument("--table", action="store_true")
-    told = parser.parse_args()
-    if not told.table and told.path is None:
+    args = parser.parse_args()
+    if not args.table and args.path is None:
         parser.error("--path is needed")
-    if told.ladder and told.path_flowers is None:
+    if args.ladder and args.path_flowers is None:
         parser.error("--path-flowers is needed")
-    where = {"data.path": str(told.path), "model.weights": told.weights or weights(told.folder)}
-    with Workers(told.jobs) as workers:
-        if told.test:
-            test(load(RECIPE, tested(where)), told.folder, workers)
-        elif told.ladder:
-            trials = ladder(where, told.path_flowers).values()
-            grid.run(trials, told.folder / "recipe-ladder.jsonl", workers=workers, seconds=told.seconds)
-        elif not told.table:
-            search(told.folder, where, workers, told.seconds)
-    write_text(told.folder / "recipe.md", table(told.folder, where))
-    print(table(told.folder, where))
+    where = {"data.path": str(args.path), "model.weights": args.weights or weights(args.folder)}
+    with Workers(args.jobs) as workers:
+        if args.test:
+            test(load(RECIPE, flags_of_test(where)), args.folder, workers)
+        elif args.ladder:
+            trials = ladder(where, args.path_flowers).values()
+            grid.run(trials, args.folder / "recipe-ladder.jsonl", workers=workers, seconds=args.seconds)
+        elif not args.table:
+            search(args.folder, where, workers, args.seconds)
+    write_text(args.folder / "recipe.md", table(args.folder, where))
+    print(table(args.folder, where))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The rows of `nearfar recommend` (src/nearfar/cli/measured.json) from the results that lie beside this folder.
+"""The rows of `nearfar recommend` (src/nearfar/cli/recommend.json) from the results that lie beside this folder.
 
 python benchmarks/quality/rows.py     profs (plain, PROFS, PROFS + HNCM), robustness (right labels), demo, photographs
 """
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from nearfar._utils.files import write_text
 from nearfar.studies import grid
-from nearfar.studies._desk import spread
+from nearfar.studies._training import spread
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -94,7 +94,7 @@ def rows():
 def main():
     found = rows()
     text = ",\n".join(" " + json.dumps(each) for each in found)
-    write_text(ROOT / "src" / "nearfar" / "cli" / "measured.json", f"[\n{text}\n]\n")
+    write_text(ROOT / "src" / "nearfar" / "cli" / "recommend.json", f"[\n{text}\n]\n")
     print(f"{len(found)} rows")
 
 

@@ -1,13 +1,19 @@
-"""What the benchmarks of training share: run a study on several data sets, or make its pages from what it found.
+"""Train the studies dro, profs and noise on several data sets, or write their reports from the results.
 
-profs.py, dro.py and robustness.py beside it call it. Called itself it runs everything that the pages in docs/ show, in
-the order of what matters, with the same processes throughout; call it again, with the same folder, to go on:
+Without `--plan` it runs everything on glyphs and Omniglot, the most important parts first, with the same processes
+throughout; call it again with the same folder to continue:
 
     python benchmarks/quality/studies.py --jobs 14 --seconds 560 --folder nearfar-studies
 
 `--plan` runs other studies, in the order given, each as STUDY:DATA, or profs:DATA:table for Table 1 alone:
 
     python benchmarks/quality/studies.py --plan profs:cub:table dro:cub noise:cub --path FOLDER --jobs 14
+
+`--from` writes benchmarks/RESULTS-*.md, benchmarks/results and the figures:
+
+    python benchmarks/quality/studies.py --from nearfar-studies/dro-glyphs.json nearfar-studies/dro-vectors.json
+
+`--probe` measures in a minute how fast runs are on this machine.
 """
 
 from __future__ import annotations
@@ -19,13 +25,21 @@ import time
 from pathlib import Path
 
 import torch
+from study_tables import summary, tables
 
 from nearfar._utils.files import write_text
+from nearfar._utils.tables import as_json
 from nearfar.studies import dro, noise, profs
-from nearfar.studies._desk import as_json, in_rounds, open_desk
+from nearfar.studies._training import open_study, order_by_seed
 from nearfar.studies.grid import Trial, Workers
 
 ROOT = Path(__file__).parents[2]
+STUDIES = {"dro": dro, "noise": noise, "profs": profs}
+TOPICS = {
+    "dro": ("dro", "Robust losses: imbalance, K, and grouped KL"),
+    "noise": ("robustness", "Wrong labels"),
+    "profs": ("profs", "Alternating projections and hard negative classes"),
+}
 PLAN = (
     (profs, "glyphs", {"parts": ("table",)}),
     (profs, "omniglot", {"parts": ("table",)}),
@@ -35,12 +49,11 @@ PLAN = (
     (dro, "omniglot", {}),
     (profs, "glyphs", {}),
 )
-STUDIES = {"dro": dro, "noise": noise, "profs": profs}
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
 
 
 def place_of(data, path):
-    """Where a data set lies: as told (glyphs are drawn), or for omniglot in `shared/data` in or beside this tree."""
+    """The path of a data set: as given, none for glyphs, or `shared/data` in or beside the repository for omniglot."""
     if data == "glyphs":
         return None
     if path is not None or data != "omniglot":
@@ -49,75 +62,58 @@ def place_of(data, path):
     return next((folder for folder in found if (folder / "omniglot_28.npz").is_file()), found[-1])
 
 
-def arguments(text):
-    parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", nargs="+", default=["glyphs"])
-    parser.add_argument("--path", type=Path, help="where the data lie; glyphs needs none")
-    parser.add_argument("--folder", type=Path, default=Path("nearfar-studies"), help="runs, numbers and figures")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--steps", type=int)
-    parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--seconds", type=float, help="begin no run after so many; call again to go on")
-    parser.add_argument(
-        "--precision", choices=("float32", "bf16", "fp16", "float64"), help="if not what suits the data"
-    )
-    parser.add_argument("--weights", type=Path, help="a file of weights for the network's trunk")
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--from", dest="made", type=Path, nargs="+", help="JSON files: write the pages, run nothing")
-    parser.add_argument("--images", type=Path, default=ROOT / "docs" / "images")
-    parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results")
-    parser.add_argument("--page", type=Path, help="the page in docs/, if not the usual one")
-    return parser
-
-
-def train(args, plan, workers):
-    """Studies on data sets, one after the other, as long as there is time."""
+def train(args):
+    """Run the studies of the plan one after the other, as long as there is time."""
     begin = time.monotonic()
-    for study, data, more in plan:
-        left = None if args.seconds is None else args.seconds - (time.monotonic() - begin)
-        if left is not None and left <= 0:
-            print(f"{study.__name__} {data}: no time left; call again to go on", flush=True)
-            continue
-        how = {"seeds": args.seeds, "steps": args.steps, "quick": args.quick, "seconds": left}
-        how |= {"precision": args.precision, "weights": args.weights}
-        try:
-            found = study.reproduce(args.folder, data=data, path=place_of(data, args.path), jobs=workers, **how, **more)
-        except RuntimeError as error:  # not even the rate could be chosen in time
-            print(error, flush=True)
-            continue
-        write_text(args.folder / f"{found['study']}-{data}.md", study.markdown(found))
-        spent = sum(line["seconds"] for line in found["runs"])
-        print(
-            f"{found['study']} {data}: {len(found['runs'])} runs, {spent:.0f} s of runs; "
-            f"{time.monotonic() - begin:.0f} s since the beginning",
-            flush=True,
-        )
+    with Workers(args.jobs) as workers:
+        for study, data, more in args.plan:
+            left = None if args.seconds is None else args.seconds - (time.monotonic() - begin)
+            if left is not None and left <= 0:
+                print(f"{study.__name__} {data}: no time left; call again to continue", flush=True)
+                continue
+            how = {"seeds": args.seeds, "steps": args.steps, "quick": args.quick, "seconds": left, "jobs": workers}
+            how |= {"precision": args.precision, "weights": args.weights}
+            try:
+                found = study.reproduce(args.folder, data=data, path=place_of(data, args.path), **how, **more)
+            except RuntimeError as error:  # there was no time to choose the learning rate
+                print(error, flush=True)
+                continue
+            write_text(args.folder / f"{found['study']}-{data}.md", tables(found))
+            spent = sum(line["seconds"] for line in found["runs"])
+            print(
+                f"{found['study']} {data}: {len(found['runs'])} runs, {spent:.0f} s of runs; "
+                f"{time.monotonic() - begin:.0f} s since the beginning",
+                flush=True,
+            )
 
 
-def pages(args, study, title, page):
-    """From JSON: results/NAME.md and results/STUDY-DATA.json, the figures, and the results part of a page in docs/."""
-    tables, shown = [], []
-    for file in args.made:
-        found = json.loads(file.read_text(encoding="utf-8"))
-        name = f"{found['study']}-{found['data']}"
-        study.draw(found, args.images)
-        write_text(args.results / f"{name}.json", as_json(found))
-        tables.append(f"## {found['data']}\n\n{study.markdown(found)}")
-        pictures = [f"![{each.stem}](../images/{each.name})" for each in sorted(args.images.glob(f"{name}*.png"))]
-        shown.append("\n\n".join([f"### {found['data']}", *pictures, study.markdown(found)]))
-    write_text(args.results / f"{page.stem}.md", f"# {title}\n\n" + "\n".join(tables))
-    before, rest = page.read_text(encoding="utf-8").split(BEGIN)
-    write_text(page, before + BEGIN + "\n\n" + "\n".join(shown) + "\n" + END + rest.split(END)[1])
-    print(f"{page} and {args.results / page.stem}.md")
+def write_report(found, args):
+    """Write the results and figures of one study on several data sets, and the generated part of its report."""
+    study = found[0]["study"]
+    topic, title = TOPICS[study]
+    for each in found:
+        STUDIES[study].draw(each, args.images)
+        write_text(args.results / f"{study}-{each['data']}.json", as_json(each, "runs", 7))
+    full = "\n".join(f"## {each['data']}\n\n{tables(each)}" for each in found)
+    write_text(args.results / f"{topic}.md", f"# {title}\n\n{full}")
+    page = args.reports / f"RESULTS-{topic}.md"
+    write_text(page, fill(page.read_text(encoding="utf-8"), summary(found)))
+    print(f"{page} and {args.results / topic}.md")
+
+
+def fill(text, generated):
+    """The text with its generated part replaced."""
+    before, rest = text.split(BEGIN)
+    return f"{before}{BEGIN}\n\n{generated}\n{END}{rest.split(END)[1]}"
 
 
 def probe(args, steps=200):
-    """How long a run takes when all processes are at work: a second round of runs, after everything is loaded."""
-    how = {"data": args.data[0], "path": place_of(args.data[0], args.path), "seeds": 1, "quick": True, "seconds": None}
+    """Print how long a run takes when all processes are at work: a second round of runs, after everything is loaded."""
+    how = {"data": "glyphs", "seeds": 1, "quick": True}
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
-    with Workers(args.jobs) as workers, open_desk("probe", args.folder, jobs=workers, **how) as desk:
+    with Workers(args.jobs) as workers, open_study("probe", args.folder, jobs=workers, **how) as study:
         for rate in (1.0e-3, 1.1e-3):
-            cells = in_rounds(profs._table_cells(desk, profs.LOSSES, steps, rate).values())
+            cells = order_by_seed(profs._table_cells(study, profs.LOSSES, steps, rate).values())
             trials = [Trial(trial.config) for trial in itertools.islice(itertools.cycle(cells), args.jobs)]
             start = time.monotonic()
             lines = list(workers.results(trials))
@@ -130,33 +126,42 @@ def probe(args, steps=200):
             )
 
 
-def main(text, study, title, page, **more):
-    parser = arguments(text)
-    for name, (options, _) in more.items():
-        parser.add_argument(f"--{name}", **options)
-    args = parser.parse_args()
-    if getattr(args, "probe", False):
-        probe(args)
-    elif args.made:
-        pages(args, study, title, args.page or page)
-    else:
-        passed = {name: getattr(args, name) for name, (_, wanted) in more.items() if wanted}
-        with Workers(args.jobs) as workers:
-            train(args, [(study, data, passed) for data in args.data], workers)
-
-
-def planned(text):
+def step_of(text):
     """A step of the plan from STUDY:DATA[:PARTS]; the parts, joined by commas, are those of profs."""
     name, _, rest = text.partition(":")
     data, _, parts = rest.partition(":")
     if name not in STUDIES or not data or (parts and name != "profs"):
-        raise argparse.ArgumentTypeError(f"{text!r} is no STUDY:DATA; the studies are {', '.join(STUDIES)}")
+        raise argparse.ArgumentTypeError(f"{text!r} is not STUDY:DATA; the studies are {', '.join(STUDIES)}")
     return STUDIES[name], data, {"parts": tuple(parts.split(","))} if parts else {}
 
 
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--plan", type=step_of, nargs="+", default=PLAN, help="STUDY:DATA ...")
+    parser.add_argument("--path", type=Path, help="path of the data; glyphs needs none")
+    parser.add_argument("--folder", type=Path, default=Path("nearfar-studies"), help="runs, numbers and figures")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--steps", type=int)
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--seconds", type=float, help="begin no run after this time; call again to continue")
+    parser.add_argument("--precision", choices=("float32", "bf16", "fp16", "float64"))
+    parser.add_argument("--weights", type=Path, help="a file of weights for the network's trunk")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--probe", action="store_true", help="measure the speed of runs on this machine")
+    parser.add_argument("--from", dest="made", type=Path, nargs="+", help="JSON files: write the reports, run nothing")
+    parser.add_argument("--images", type=Path, default=ROOT / "docs" / "images")
+    parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results")
+    parser.add_argument("--reports", type=Path, default=ROOT / "benchmarks", help="folder of RESULTS-*.md")
+    args = parser.parse_args()
+    if args.probe:
+        probe(args)
+    elif args.made:
+        found = [json.loads(file.read_text(encoding="utf-8")) for file in args.made]
+        for study in dict.fromkeys(each["study"] for each in found):
+            write_report([each for each in found if each["study"] == study], args)
+    else:
+        train(args)
+
+
 if __name__ == "__main__":
-    words = arguments(__doc__)
-    words.add_argument("--plan", type=planned, nargs="+", default=PLAN, help="STUDY:DATA ...")
-    given = words.parse_args()
-    with Workers(given.jobs) as processes:
-        train(given, given.plan, processes)
+    main()

@@ -1,9 +1,9 @@
-"""Peak memory of a plain step and of `nf.cached_step` with sixteen times the batch, each in a process of its own.
+"""Peak memory of a plain step and of `nf.cached_step` with sixteen times the batch, each in a new process.
 
     python benchmarks/speed/cached.py            about two minutes on one core
 
 The encoder is the small network of the demo on drawings of 64 x 64 pixels, with group norms; the loss DRO-TopK over the
-batch. Extra memory is what the process's peak rises by during the step, inputs not counted.
+batch. Extra memory is the rise of the process's peak during the step, without inputs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def megabytes() -> float:
 
 
 def step(batch: int, chunk: int | None, out: Any) -> None:
-    """One step in a fresh process; tells its extra peak memory and its seconds."""
+    """Run one step in a new process and print its extra peak memory and its seconds."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     encoder = models.build("small", embedding_dim=128, inputs=(1, 64, 64))
@@ -45,7 +45,7 @@ def step(batch: int, chunk: int | None, out: Any) -> None:
     out.put({"batch": batch, "chunk": chunk, "MB": megabytes() - before, "CPU s": time.process_time() - start})
 
 
-def measured(batch: int, chunk: int | None) -> dict[str, Any]:
+def measure(batch: int, chunk: int | None) -> dict[str, Any]:
     context = multiprocessing.get_context("spawn")
     out = context.Queue()
     child = context.Process(target=step, args=(batch, chunk, out))
@@ -60,9 +60,9 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=512)
     given = parser.parse_args()
     rows = [
-        measured(given.batch, None),
-        measured(given.batch, given.batch // 4),
-        measured(16 * given.batch, given.batch // 4),
+        measure(given.batch, None),
+        measure(given.batch, given.batch // 4),
+        measure(16 * given.batch, given.batch // 4),
     ]
     lines = ["| batch | chunk | extra MB | CPU s |", "|---|---|---|---|"]
     lines += [f"| {row['batch']:,} | {row['chunk'] or '-'} | {row['MB']:.0f} | {row['CPU s']:.1f} |" for row in rows]

@@ -3,8 +3,8 @@
     make bench                                     about two minutes on one core
     python benchmarks/speed/dense.py --sizes 128 --rounds 9
 
-The limit is `(E @ E.T) @ E`: the two matrix products that no pairwise loss can do without. Ratios are what counts;
-milliseconds belong to the machine. Peers are skipped where they would not fit (all triplets beyond 512 rows).
+The limit is `(E @ E.T) @ E`: the two matrix products that no pairwise loss can do without. Compare ratios; milliseconds
+depend on the machine. PML is skipped where it would not fit (all triplets beyond 512 rows).
 """
 
 from __future__ import annotations

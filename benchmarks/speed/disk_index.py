@@ -3,10 +3,10 @@
     python benchmarks/speed/disk_index.py                              1,000,000 x 64, a few minutes on two cores
     python benchmarks/speed/disk_index.py --rows 100000 --kinds hnsw   one more row in the same table
 
-Vectors lie around 10,000 centers, in 24 of 64 directions and some noise in all: about what a trained network gives.
-Each kind is built in a process of its own; its memory is the peak of resident anonymous memory above that of an idle
-process, pages of mapped files left out, since the system takes those back when it needs them. Searches are single ones,
-200 of them, in a process that has just opened the index.
+Vectors lie around 10,000 centers, in 24 of 64 directions and some noise in all: like those of a trained network. Each
+kind is built in a new process; its memory is the peak of resident anonymous memory above that of an idle process, pages
+of mapped files left out, since the system takes those back when it needs them. Searches are single ones, 200 of them,
+in a process that has just opened the index.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ def write_rows(path: Path, rows: int) -> None:
 
 
 def anonymous() -> int:
-    """Resident bytes of this process that belong to no file."""
+    """Resident bytes of this process that are not mapped files."""
     found = re.search(r"RssAnon:\s+(\d+) kB", Path("/proc/self/status").read_text(encoding="utf-8"))
     return 1024 * int(found[1]) if found else 0
 
 
-def built(rows: Path, folder: Path, kind: str, answers: multiprocessing.Queue) -> None:
-    """Build in this process, and tell the seconds and the peak of its memory."""
+def measure_build(rows: Path, folder: Path, kind: str, answers: multiprocessing.Queue) -> None:
+    """Build in this process; return the seconds and the peak memory."""
     x, ended = np.load(rows, mmap_mode="r"), threading.Event()
     idle = peak = anonymous()
 
@@ -69,7 +69,7 @@ def built(rows: Path, folder: Path, kind: str, answers: multiprocessing.Queue) -
     answers.put((seconds, peak - idle))
 
 
-def searched(rows: Path, folder: Path, answers: multiprocessing.Queue) -> None:
+def measure_search(rows: Path, folder: Path, answers: multiprocessing.Queue) -> None:
     """Open and search in this process: seconds to open, and of the median search."""
     torch.set_num_threads(1)
     start = time.perf_counter()
@@ -87,7 +87,7 @@ def searched(rows: Path, folder: Path, answers: multiprocessing.Queue) -> None:
 
 
 def alone(act, *args):
-    """What `act` tells from a process of its own."""
+    """The result of `act` in a new process."""
     context = multiprocessing.get_context("spawn")
     answers = context.Queue()
     process = context.Process(target=act, args=(*args, answers))
@@ -117,8 +117,8 @@ def main() -> None:
         write_rows(rows, args.rows)
         for kind in args.kinds:
             folder = Path(home) / kind
-            seconds, peak = alone(built, rows, folder, kind)
-            opened, search, recall, effort = alone(searched, rows, folder)
+            seconds, peak = alone(measure_build, rows, folder, kind)
+            opened, search, recall, effort = alone(measure_search, rows, folder)
             size = sum(path.stat().st_size for path in folder.iterdir())
             found = {
                 "kind": kind,

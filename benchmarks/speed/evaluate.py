@@ -4,12 +4,12 @@
     python benchmarks/speed/evaluate.py --parts neighbors evaluation --sizes 6000      a minute
 
 Parts: the ten nearest of all rows among themselves; the whole retrieval evaluation (ours with its intervals over
-classes, recall@K, MRR and per-class rows, which PML's AccuracyCalculator has not); the peak of memory above what is
-held before, in a fresh process; and k-means with a fifth as many clusters as rows. Rows have 512 columns: a center per
-class and noise, so that recall@1 is that of a trained network. 6,000 rows are 100 classes of 60, as CUB's test set is;
-60,000 rows are 12,000 classes of 5, as that of Stanford Online Products is. `the product alone` is what no exact search
-can do without unless it multiplies each pair once, as ours does where it pays. Times are CPU seconds; ratios in one run
-count, seconds belong to the machine.
+classes, recall@K, MRR and per-class rows, which PML's AccuracyCalculator lacks); peak memory beyond that before the
+call, in a new process; and k-means with a fifth as many clusters as rows. Rows have 512 columns: a center per class and
+noise, so that recall@1 is that of a trained network. 6,000 rows are 100 classes of 60, as CUB's test set is; 60,000
+rows are 12,000 classes of 5, as that of Stanford Online Products is. `the product alone` is the minimum of an exact
+search, unless it multiplies each pair once, as ours does where it pays. Times are CPU seconds; compare ratios within
+one run, because seconds depend on the machine.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Run = Callable[[], object]
 
 
 def help_faiss() -> str:
-    """The OpenBLAS inside faiss's wheel is of 2021 and takes newer processors for old ones: five times slower."""
+    """Select the kernels of the OpenBLAS in faiss's wheel, which is of 2021 and does not recognize newer processors."""
     cpu = Path("/proc/cpuinfo")
     if cpu.exists() and "avx512f" in cpu.read_text(encoding="utf-8"):
         os.environ.setdefault("OPENBLAS_CORETYPE", "SKYLAKEX")  # read when faiss is imported, later
@@ -69,7 +69,7 @@ def space(rows: int) -> tuple[Tensor, Tensor]:
 
 
 def searches(x: Tensor) -> dict[str, Run]:
-    """Who finds the ten nearest of each row, itself left out."""
+    """Functions that find the ten nearest of each row, without itself."""
     from pytorch_metric_learning.distances import CosineSimilarity
     from pytorch_metric_learning.utils.inference import CustomKNN, FaissKNN
 
@@ -98,7 +98,7 @@ def searches(x: Tensor) -> dict[str, Run]:
 
 
 def evaluations(x: Tensor, y: Tensor) -> dict[str, Run]:
-    """Who scores the whole retrieval."""
+    """Functions that compute all retrieval scores."""
     from pytorch_metric_learning.distances import CosineSimilarity
     from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
     from pytorch_metric_learning.utils.inference import CustomKNN
@@ -118,8 +118,8 @@ def evaluations(x: Tensor, y: Tensor) -> dict[str, Run]:
     return runs | {"PML with faiss": lambda: judge.get_accuracy(x, y)}
 
 
-def timed(runs: dict[str, Run], rounds: int) -> dict[str, list[float]]:
-    """CPU seconds of each, in turns; where there are several rounds, one to warm up is thrown away."""
+def time_in_turns(runs: dict[str, Run], rounds: int) -> dict[str, list[float]]:
+    """CPU seconds of each, in turns; with several rounds the first one is discarded."""
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     for turn in range(rounds + (rounds > 1)):
         for name, run in runs.items():
@@ -132,14 +132,14 @@ def timed(runs: dict[str, Run], rounds: int) -> dict[str, list[float]]:
     return seconds
 
 
-def held(entry: str) -> float:
-    """VmRSS (held now) or VmHWM (the peak) of this process in MB; Linux only."""
+def resident(entry: str) -> float:
+    """VmRSS (now) or VmHWM (the peak) of this process in MB; Linux only."""
     lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(entry)) / 1024
 
 
 def growth(task: tuple[str, int]) -> tuple[str, float]:
-    """Peak of memory above what is held before, MB; in a process of its own."""
+    """Peak memory in MB beyond that before the call; runs in a new process."""
     name, rows = task
     torch.set_num_threads(1)
     x, y = space(rows)
@@ -147,9 +147,9 @@ def growth(task: tuple[str, int]) -> tuple[str, float]:
     runs = {"neighbors": lambda x, y: neighbors(x, k=K), "evaluate": lambda x, y: nf.evaluate(x, y)}
     runs[name](x[small], y[small])  # what is loaded once is not counted
     Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
-    before = held("VmRSS")
+    before = resident("VmRSS")
     runs[name](x, y)
-    return name, held("VmHWM") - before
+    return name, resident("VmHWM") - before
 
 
 def clusters(rows: int, starts: int) -> dict[str, float]:
@@ -176,16 +176,21 @@ def measure(part: str, rows: int, args: argparse.Namespace) -> dict[str, object]
     x, y = space(rows)
     who = searches(x) if part == "neighbors" else evaluations(x, y)
     chosen = {name: run for name, run in who.items() if args.who is None or name in ("nearfar", *args.who)}
-    return dict(timed(chosen, rounds_of(rows, args.rounds)))
+    return dict(time_in_turns(chosen, rounds_of(rows, args.rounds)))
 
 
 def table(part: str, rows: int, found: dict[str, object]) -> str:
     """One part as Markdown."""
     if part == "memory":
-        lines = [f"## Peak of memory above the rows, {rows:,} x {WIDTH} (bar: 200 MB)", "", "| run | MB |", "|---|---|"]
+        lines = [
+            f"## Peak of memory above the rows, {rows:,} x {WIDTH} (goal: 200 MB)",
+            "",
+            "| run | MB |",
+            "|---|---|",
+        ]
         return "\n".join(lines + [f"| {name} | {value:.0f} |" for name, value in found.items()])
     if part == "k-means":
-        title = f"## k-means, {rows // 5:,} clusters of {rows:,} x {WIDTH} (bar: 600 s)"
+        title = f"## k-means, {rows // 5:,} clusters of {rows:,} x {WIDTH} (goal: 600 s)"
         return "\n".join(
             [title, "", "| starts | CPU s |", "|---|---|", *(f"| {name} | {s:.0f} |" for name, s in found.items())]
         )
@@ -199,7 +204,7 @@ def table(part: str, rows: int, found: dict[str, object]) -> str:
     ]
     lines += [f"| {name} | {s:.2f} | {median['nearfar'] / s:.2f} |" for name, s in median.items()]
     word, bar = BARS[part]
-    return "\n".join([*lines, "", f"Bar: nearfar / {word} at most {bar}."])
+    return "\n".join([*lines, "", f"Goal: nearfar / {word} at most {bar}."])
 
 
 def main() -> None:
@@ -219,7 +224,7 @@ def main() -> None:
     for rows in args.sizes:
         for part in args.parts:
             if part in ("memory", "k-means") and rows < 10_000:
-                continue  # bars are for large problems
+                continue  # goals are for large problems
             print(f"{part}, {rows:,} rows", flush=True)
             report["parts"][f"{part} {rows}"] = measure(part, rows, args)
             write(args.out, report)
@@ -241,7 +246,7 @@ def versions() -> dict[str, str]:
 def write(out: Path, report: dict) -> None:
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    told = ", ".join(f"{name} {word}" for name, word in report["versions"].items())
+    software = ", ".join(f"{name} {word}" for name, word in report["versions"].items())
     tables = []
     for part in PARTS:
         for key, found in report["parts"].items():
@@ -250,7 +255,7 @@ def write(out: Path, report: dict) -> None:
                 tables.append(table(part, int(rows), found))
     parts = [
         "# Evaluation: time and memory",
-        f"One thread, CPU seconds, runs interleaved in one process, medians. {told}.",
+        f"One thread, CPU seconds, runs interleaved in one process, medians. {software}.",
         *tables,
     ]
     out.with_suffix(".md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")

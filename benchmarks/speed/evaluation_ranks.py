@@ -66,12 +66,12 @@ def cpu_seconds() -> float:
     return found.ru_utime + found.ru_stime
 
 
-def measured(folder: Path, processes: int, threads: int) -> dict[str, object]:
+def measure(folder: Path, processes: int, threads: int) -> dict[str, object]:
     """One evaluation by some processes."""
-    told = {**os.environ, "OMP_NUM_THREADS": str(threads), "CUDA_VISIBLE_DEVICES": ""}
+    env = {**os.environ, "OMP_NUM_THREADS": str(threads), "CUDA_VISIBLE_DEVICES": ""}
     words = [sys.executable, "-m", "nearfar", "evaluate", "all.vectors", "--json", f"{processes}.json"]
     began, used = time.monotonic(), cpu_seconds()
-    running = subprocess.Popen([*words, "--processes", str(processes)], cwd=folder, env=told, stdout=subprocess.DEVNULL)
+    running = subprocess.Popen([*words, "--processes", str(processes)], cwd=folder, env=env, stdout=subprocess.DEVNULL)
     peaks = Peaks(running.pid)
     peaks.start()
     code = running.wait()
@@ -98,21 +98,21 @@ def main() -> None:
     parser.add_argument("--classes", type=int, default=60_000)
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--threads", type=int, default=1)
-    told = parser.parse_args()
+    args = parser.parse_args()
     random = np.random.default_rng(0)
-    centers, y = random.normal(size=(told.classes, told.width)), np.arange(told.rows) % told.classes
+    centers, y = random.normal(size=(args.classes, args.width)), np.arange(args.rows) % args.classes
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         chunks = (
-            (centers[y[at : at + 10_000]] + 1.5 * random.normal(size=(len(y[at : at + 10_000]), told.width))).astype(
+            (centers[y[at : at + 10_000]] + 1.5 * random.normal(size=(len(y[at : at + 10_000]), args.width))).astype(
                 "f4"
             )
-            for at in range(0, told.rows, 10_000)
+            for at in range(0, args.rows, 10_000)
         )
         write_folder(folder / "all.vectors", chunks, {"y": y})
         first: object = None
-        for processes in told.processes:
-            found = measured(folder, processes, told.threads)
+        for processes in args.processes:
+            found = measure(folder, processes, args.threads)
             scores = found.pop("scores")
             first = first or scores
             print(json.dumps({**found, "equal": scores == first}), flush=True)

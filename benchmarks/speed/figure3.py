@@ -27,7 +27,7 @@ from nearfar.bench import PEER, Limits, Patience, Plan, Task, peak
 from nearfar.bench.pages import as_json, markdown
 from nearfar.bench.study import about
 from nearfar.bench.subjects import Step
-from nearfar.bench.timing import LIMIT, taking_turns, threads
+from nearfar.bench.timing import LIMIT, threads, time_in_turns
 
 RESULTS = Path(__file__).parents[1] / "results"
 WIDTH, EACH, SIZES = 1024, 5, (80, 160, 320, 480, 640)
@@ -38,7 +38,7 @@ PEERS = {
     "PML LS": "LiftedStructure",
 }
 HOGS = ("PML LS",)
-"""What takes so much memory that whoever comes next pays for it: it takes its turns with the limit alone."""
+"""Methods that take so much memory that the next one would be slowed: they take turns with the limit only."""
 BARS = {"PML MS": 1.3, "PML semi-hard": 2.0, "PML distance-weighted": 5.0}
 """How many times as long PML takes as DRO-TopK, at least."""
 
@@ -74,8 +74,8 @@ def measure(sizes: tuple[int, ...], patience: Patience) -> list[dict[str, Any]]:
     for size in sizes:
         peers, failed = theirs(size)
         hog = {name: peers.pop(name) for name in HOGS if name in peers}
-        timed = taking_turns({**ours(size), **peers}, *batch(size), patience)
-        alone = taking_turns(hog, *batch(size), patience) if hog else timed
+        timed = time_in_turns({**ours(size), **peers}, *batch(size), patience)
+        alone = time_in_turns(hog, *batch(size), patience) if hog else timed
         ms = {name: 1e3 * seconds for name, seconds in {**alone.seconds, **timed.seconds}.items()}
         ratios = {name: ms[name] / ms["DRO-TopK"] for name in ms if name != LIMIT}
         found.append({"rows": size, "rounds": timed.rounds, "ms": ms, "over_dro_topk": ratios, "failed": failed})
@@ -94,7 +94,7 @@ def table(found: list[dict[str, Any]]) -> str:
          f">= {BARS[name]}" if name in BARS else "", _verdict(found, name)]
         for name in names if name.startswith("PML")
     ]  # fmt: skip
-    return markdown(head, lines) + "\n\n" + markdown(["time over DRO-TopK's", *head[1:], "bar", ""], ratios)
+    return markdown(head, lines) + "\n\n" + markdown(["time over DRO-TopK's", *head[1:], "goal", ""], ratios)
 
 
 def _verdict(found: list[dict[str, Any]], name: str) -> str:
@@ -146,8 +146,8 @@ def draw(file: Path, found: list[dict[str, Any]], known: Mapping[str, Any]) -> N
     order = sorted(drawn, key=lambda name: -ends[name])
     ax.legend([drawn[name] for name in order], order, loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False,
               fontsize=8)  # fmt: skip
-    told = ", ".join(f"{name} {word}" for name, word in known["versions"].items() if word)
-    ax.set_title(f"One thread, d = {WIDTH}, five rows a class; {told}", fontsize=8, color="#8a8f94")
+    software = ", ".join(f"{name} {word}" for name, word in known["versions"].items() if word)
+    ax.set_title(f"One thread, d = {WIDTH}, five rows a class; {software}", fontsize=8, color="#8a8f94")
     with atomic_write(file) as temporary:
         figure.savefig(temporary, format="png", dpi=110)
 

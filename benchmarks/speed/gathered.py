@@ -2,7 +2,7 @@
 
     python benchmarks/speed/gathered.py            about a minute on two cores
 
-CPU seconds of forward and backward, medians, on one thread a process; the bar is a share of about 1 / processes. The
+CPU seconds of forward and backward, medians, on one thread a process; the goal is a share of about 1 / processes. The
 share holds all that a rank does: gathering rows, its strips, and adding up gradients.
 """
 

@@ -1,12 +1,12 @@
-"""`hardness`, the shrink s* and the cheap bounds of both distances: time and memory, each in a process of its own.
+"""`hardness`, the shrink s* and the cheap bounds of both distances: time and memory, each in a new process.
 
     python benchmarks/speed/geometry.py                    60,000 x 128 (s* of 5,000), some minutes on two cores
     python benchmarks/speed/geometry.py --rows 5000        seconds
 
-The bars are 40 seconds on two cores and 300 MB above what is held when the call begins. Rows are unit rows of a trained
-kind: class centers and noise, five rows a class. Seconds by the clock belong also to whatever else the machine does;
-seconds of the processor are of all threads together. On a busy machine two threads wait for each other and count that:
-OMP_NUM_THREADS=1 tells what the work is.
+The goals are 40 seconds on two cores and 300 MB above what is held when the call begins. Rows are unit rows like those
+of a trained network: class centers and noise, five rows a class. Seconds by the clock include other work on the
+machine; seconds of the processor are of all threads together. On a busy machine two threads wait for each other:
+OMP_NUM_THREADS=1 measures the work alone.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ CALLS: dict[str, Callable[[Tensor, Tensor], Any]] = {
 }
 
 
-def drawn(rows: int, width: int) -> tuple[Tensor, Tensor]:
+def draw_rows(rows: int, width: int) -> tuple[Tensor, Tensor]:
     noise = torch.Generator().manual_seed(0)
     y = torch.arange(rows) // 5
     centers = torch.randn(int(y.max()) + 1, width, generator=noise)
     return normalize(centers[y] + 0.9 * torch.randn(rows, width, generator=noise)), y
 
 
-def held(key: str) -> float:
-    """VmRSS (held now) or VmHWM (the peak) of this process in MB; Linux only."""
+def resident(key: str) -> float:
+    """VmRSS (now) or VmHWM (the peak) of this process in MB; Linux only."""
     for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
         if line.startswith(key):
             return int(line.split()[1]) / 1024
@@ -60,14 +60,14 @@ def held(key: str) -> float:
 
 
 def one(name: str, rows: int, width: int) -> dict[str, Any]:
-    x, y = drawn(rows, width)
+    x, y = draw_rows(rows, width)
     geometry.hardness(x[:2000], y[:2000])  # libraries are loaded before memory is looked at
-    before = held("VmRSS")
+    before = resident("VmRSS")
     Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # the peak starts anew
     clock, cpu = time.perf_counter(), time.process_time()
     found = CALLS[name](x, y)
     seconds = {"seconds": time.perf_counter() - clock, "cpu_seconds": time.process_time() - cpu}
-    return {"call": name, **seconds, "MB": held("VmHWM") - before, "value": float(found)}
+    return {"call": name, **seconds, "MB": resident("VmHWM") - before, "value": float(found)}
 
 
 def main() -> None:

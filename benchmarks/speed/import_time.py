@@ -1,11 +1,11 @@
-"""How long `import nearfar` takes beside `import torch`: the median over processes of their own.
+"""Time of `import nearfar` beside `import torch`: medians over new processes.
 
     python benchmarks/speed/import_time.py                  about a minute
     python benchmarks/speed/import_time.py --rounds 5       less
 
-Each process imports torch and then nearfar, so that both times belong to the same moment of the machine; nearfar's is
-the sum, since it imports torch itself. Bytecode is compiled before the first round, as pip does when it installs. CPU
-seconds are counted, without the start of Python. The goal is a ratio of 1.15.
+Each process imports torch and then nearfar, so that both are measured under the same load; nearfar's time is the sum,
+because it imports torch. Bytecode is compiled before the first round, as pip does when it installs. CPU seconds are
+counted, without the start of Python. The goal is a ratio of 1.15.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ print(middle - begun, time.process_time() - begun)
 
 
 def seconds(compiled: str) -> tuple[float, float]:
-    """CPU seconds of both imports in a new process; `compiled` is the folder that holds the bytecode."""
+    """CPU seconds of both imports in a new process; `compiled` is the folder of the bytecode."""
     kept = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
     sources = {"PYTHONPATH": str(Path(nearfar.__file__).parents[1]), "PYTHONPYCACHEPREFIX": compiled}
     words = [sys.executable, "-c", CODE]
@@ -46,7 +46,7 @@ def seconds(compiled: str) -> tuple[float, float]:
     return theirs, ours
 
 
-def measured(rounds: int) -> dict:
+def measure(rounds: int) -> dict:
     """Medians of the two times, and of their ratio."""
     with tempfile.TemporaryDirectory() as compiled:
         seconds(compiled)  # compiles, and reads the disk
@@ -64,11 +64,11 @@ def measured(rounds: int) -> dict:
 
 
 def page(found: dict) -> str:
-    told = ", ".join(f"{name} {word}" for name, word in found["versions"].items())
+    software = ", ".join(f"{name} {word}" for name, word in found["versions"].items())
     least, *_, most = found["ratios"]
     lines = [
         "# Import time",
-        f"Medians of {found['rounds']} processes, CPU seconds. {told}.",
+        f"Medians of {found['rounds']} processes, CPU seconds. {software}.",
         "| import | CPU s | beside torch |\n|---|---|---|\n"
         f"| torch | {found['seconds']['torch']:.2f} | 1.00 |\n"
         f"| nearfar, which imports torch | {found['seconds']['nearfar']:.2f} | {found['ratio']:.2f} |",
@@ -82,7 +82,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--out", type=Path, default=RESULTS / "import_cpu.json")
     args = parser.parse_args()
-    found = measured(args.rounds)
+    found = measure(args.rounds)
     args.out.parent.mkdir(parents=True, exist_ok=True)
     write_text(args.out, json.dumps(found, indent=1) + "\n")
     write_text(args.out.with_suffix(".md"), page(found))

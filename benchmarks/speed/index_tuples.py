@@ -4,8 +4,8 @@
     python benchmarks/speed/index_tuples.py --rows 256         does it run at all?
 
 Ten positive and ten negative pairs an anchor (ten triplets for the triplet loss), four rows a class, d = 128, forward
-and backward once in a process of its own, after a call with eight rows. Peak memory is that of the process beyond what
-it held before. `one_import.py` times whole scripts with the miners of both libraries.
+and backward once in a new process, after a call with eight rows. Peak memory is that of the process beyond what it had
+before. `one_import.py` times whole scripts with the miners of both libraries.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ LOSSES: dict[str, tuple[Callable[[str], Any], Callable[[], Any]]] = {
 
 
 def tuples(rows: int, triplets: bool) -> tuple[Tensor, ...]:
-    """Pairs of each anchor: with the other rows of its class, and with rows beyond its class."""
+    """Pairs of each anchor with rows of its class and of other classes."""
     a = torch.arange(rows).repeat_interleave(EACH)
     p = a - a % 4 + (a + 1 + torch.randint(3, a.shape)) % 4
     n = (a + 4 + torch.randint(rows - 8, a.shape)) % rows
@@ -71,7 +71,7 @@ def _held() -> float:
 
 
 def child(name: str, engine: str, rows: int) -> dict[str, Any]:
-    """One step in a process of its own."""
+    """One step in a new process."""
     command = [sys.executable, __file__, "--one", name, engine, "--rows", str(rows)]
     found = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", check=False)
     row = {"loss": name, "engine": engine, "rows": rows}
@@ -95,10 +95,10 @@ def main() -> None:
     }
     record = {"device": "CPU, one thread", "width": WIDTH, "each": EACH, "versions": versions, "results": found}
     write_text(given.out / "index_tuples_cpu.json", json.dumps(record, indent=1) + "\n")
-    told = ", ".join(f"{name} {version}" for name, version in versions.items())
+    software = ", ".join(f"{name} {version}" for name, version in versions.items())
     head = (
         f"# Index tuples: {EACH} positive and {EACH} negative pairs an anchor, CPU, one thread, d = {WIDTH}\n\n"
-        f"Forward and backward once, peak memory beyond what the process held before; {told}.\n\n"
+        f"Forward and backward once, peak memory beyond what the process held before; {software}.\n\n"
         "| loss | rows | lists: ms | MB | dense: ms | MB | PML: ms | MB |\n|---|---|---|---|---|---|---|---|\n"
     )
     cells = {(row["loss"], row["rows"], row["engine"]): row for row in found}

@@ -1,11 +1,11 @@
-"""Resident memory over 2,000 steps of ten losses: alone, in strips, with a memory, in chunks, gathered by two ranks.
+"""Resident memory over 2,000 steps of ten losses: alone, in strips, with a memory, in chunks, on two ranks.
 
     python benchmarks/speed/leaks.py            about five minutes on two quiet cores
 
-A step embeds 48 to 64 rows with a linear layer, calls the loss, goes back and moves the parameters; batches change in
-size, so that what is kept by size would show. Each way runs in fresh processes, loss after loss. Told is the slope of a
-straight line through the resident memory of the second half, in MB per 1,000 steps: a matrix of 64 x 64 float32 that
-is kept at every step would give 16, an object of one kilobyte 1. The bar is 0.5.
+A step embeds 48 to 64 rows with a linear layer, calls the loss, backpropagates and updates the parameters; batches
+change in size, which would expose caches by size. Each way runs in new processes, loss after loss. The result is the
+slope of a line through the resident memory of the second half, in MB per 1,000 steps: a matrix of 64 x 64 float32 that
+is retained at every step would give 16, an object of one kilobyte 1. The goal is 0.5.
 """
 
 from __future__ import annotations
@@ -82,23 +82,23 @@ def work(rank: int, world: int, way: str, folder: str, steps: int) -> None:
     torch.set_num_threads(1)
     if world > 1:
         dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=world)
-    told = {}
+    slopes = {}
     for name, make in LOSSES.items():
         found = list(memory_of_steps(WAYS[way](make), steps, 16 if way == "chunks" else None))
-        told[name] = {
+        slopes[name] = {
             "slope": slope(found),
             "first": found[0][1],
             "middle": found[len(found) // 2][1],
             "last": found[-1][1],
         }
-    write_text(Path(folder) / f"{rank}.json", json.dumps(told))
+    write_text(Path(folder) / f"{rank}.json", json.dumps(slopes))
     if world > 1:
         dist.barrier()
         dist.destroy_process_group()
 
 
-def measured(way: str, steps: int) -> dict[str, Any]:
-    """Of each loss the rank that grew most."""
+def measure(way: str, steps: int) -> dict[str, Any]:
+    """For each loss, the slope of the rank that grew most."""
     world = 2 if way.startswith("two ranks") else 1
     with tempfile.TemporaryDirectory() as folder:
         mp.spawn(work, args=(world, way, folder, steps), nprocs=world)
@@ -112,12 +112,12 @@ def main() -> None:
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
     parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args()
-    table = {way: measured(way, given.steps) for way in given.ways}
+    table = {way: measure(way, given.steps) for way in given.ways}
     most = max(row["slope"] for rows in table.values() for row in rows.values())
     lines = [
         f"{given.steps:,} steps of 48 to 64 rows a loss and way, slope of resident memory over the second half in MB "
         f"per 1,000 steps (of two ranks the larger); torch {torch.__version__}, {platform.machine()}. "
-        f"The most is {most:.2f}; the bar is {BAR}.",
+        f"The most is {most:.2f}; the goal is {BAR}.",
         "",
         "| loss | " + " | ".join(table) + " |",
         "|---|" + "---:|" * len(table),
@@ -135,7 +135,7 @@ def main() -> None:
         json.dumps({"setting": setting, **versions, "most": most, "rows": table}, indent=1) + "\n",
     )
     if most > BAR:
-        raise SystemExit(f"leaks: resident memory grows by {most:.2f} MB per 1,000 steps, but the bar is {BAR}.")
+        raise SystemExit(f"leaks: resident memory grows by {most:.2f} MB per 1,000 steps, but the goal is {BAR}.")
 
 
 if __name__ == "__main__":

@@ -3,11 +3,11 @@
     python benchmarks/speed/one_import.py                      some minutes: CPU, one thread
     python benchmarks/speed/one_import.py --device cuda        the same on a GPU
     python benchmarks/speed/one_import.py --sizes 32 64        does it run at all?
-    python benchmarks/speed/one_import.py --scripts "MultiSimilarityLoss + miner"    that line alone, others stay
+    python benchmarks/speed/one_import.py --scripts "MultiSimilarityLoss + miner"    only that line
 
-Both run `miner(e, y)` where there is one and `loss(e, y, tuples)` forward and backward, on the same rows with four of a
-class, in turns; medians (CPU seconds on one thread, the clock on a GPU). Larger sizes are left out once a step of PML
-has taken longer than --longest, or more memory than there is.
+Both run `miner(e, y)`, if there is a miner, and `loss(e, y, tuples)` forward and backward in turns, on the same rows
+with four of each class. Medians of CPU seconds on one thread, of the wall clock on a GPU. Larger sizes are left out
+once a step of PML has taken longer than --longest, or has run out of memory.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from torch import Tensor
 import nearfar
 from nearfar._utils.files import write_text
 from nearfar.bench.subjects import batch
-from nearfar.bench.timing import Patience, taking_turns, threads
+from nearfar.bench.timing import Patience, threads, time_in_turns
 from nearfar.pml import losses as our_losses
 from nearfar.pml import miners as our_miners
 
@@ -60,15 +60,15 @@ def step(name: str, losses: ModuleType, miners: ModuleType, device: str) -> Call
     return lambda e, y: loss(e, y) if miner is None else loss(e, y, miner(e, y))
 
 
-def measured(name: str, rows: int, width: int, device: str, patience: Patience) -> dict[str, Any]:
-    """Milliseconds of both and their ratio; or the word for how one of them failed."""
+def measure(name: str, rows: int, width: int, device: str, patience: Patience) -> dict[str, Any]:
+    """Milliseconds of both and their ratio, or the reason of a failure."""
     e, y = batch(rows, width, device)
     steps = {
         "nearfar": step(name, our_losses, our_miners, device),
         "PML": step(name, their_losses, their_miners, device),
     }
     failed: dict[str, str] = {}
-    taken = taking_turns(steps, e, y, patience, failed).seconds
+    taken = time_in_turns(steps, e, y, patience, failed).seconds
     found: dict[str, Any] = {"script": name, "rows": rows, "width": width}
     if failed:
         return found | {"failed": "; ".join(f"{who}: {how}" for who, how in failed.items())}
@@ -84,7 +84,7 @@ def rows_of(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     for name in given.scripts or SCRIPTS:
         for width in given.widths:
             for rows in given.sizes or SIZES[given.device]:
-                row = measured(name, rows, width, given.device, patience)
+                row = measure(name, rows, width, given.device, patience)
                 print(line(row), flush=True)
                 yield row
                 if row.get("failed") or max(row["PML ms"], row["ms"]) > 1e3 * given.longest:
@@ -131,8 +131,8 @@ def write(given: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
     record = {"device": place, "versions": versions, "results": rows}
     write_text(given.out / f"{given.name}_{given.device}.json", json.dumps(record, indent=1) + "\n")
     head = f"# One changed import: PML beside nearfar.pml, {place}\n\n"
-    told = ", ".join(f"{name} {version}" for name, version in versions.items())
-    about = f"Forward and backward with the miner, four rows a class, float32, medians; {told}.\n\n"
+    software = ", ".join(f"{name} {version}" for name, version in versions.items())
+    about = f"Forward and backward with the miner, four rows a class, float32, medians; {software}.\n\n"
     table = "| script | d | rows | ms | PML ms | PML / ours |\n|---|---|---|---|---|---|\n"
     write_text(given.out / f"{given.name}_{given.device}.md", head + about + table + "\n".join(map(line, rows)) + "\n")
 

@@ -16,15 +16,15 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from utilization import Utilization
 
 from nearfar._utils.console import Terminal
 from nearfar._utils.files import write_text
-from nearfar.bench.utilization import Utilization
 from nearfar.data import open_data, part
-from nearfar.data.decoded import cached
+from nearfar.data.picture_cache import cache_data
 from nearfar.train import fit, parse
-from nearfar.train.scores import vectors_of
-from nearfar.train.suited import Input, open_model
+from nearfar.train.build import Input, build_model
+from nearfar.train.scores import embed_samples
 
 ROOT = Path(__file__).parents[2]
 WARM = 20
@@ -153,15 +153,15 @@ def embedding(args):
     config = config_of(args, "device", "none", 80, 0)
     data = open_data(args.data, args.path)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model, _, plain = open_model(config, Input.of(config, data))
+    model, _, plain = build_model(config, Input.of(config, data))
     model = model.to(device, memory_format=torch.channels_last)
-    samples = cached(data, plain, "device", folder=args.folder).train
+    samples = cache_data(data, plain, "device", folder=args.folder).train
     rates = {}
     for precision in ("float32", "bf16"):
         for _ in range(2):
             start = time.monotonic()
             with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
-                vectors_of(model, samples, plain, device=device, hold=True)
+                embed_samples(model, samples, plain, device=device, hold=True)
             if device.type == "cuda":
                 torch.cuda.synchronize()
             rates[precision] = len(samples) / (time.monotonic() - start)

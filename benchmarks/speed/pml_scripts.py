@@ -3,8 +3,8 @@
     python benchmarks/speed/pml_scripts.py                 some minutes, CPU, one thread a process
     python benchmarks/speed/pml_scripts.py --rounds 1      does it run at all?
 
-The two libraries take turns, each script in a process of its own; medians of CPU seconds, of rank 0 where there are two
-processes. What is found goes to benchmarks/results/pml_scripts_cpu.json, and from there into docs/start/from-pml.md by
+The two libraries take turns, each script in a new process; medians of CPU seconds, of rank 0 if there are two
+processes. Results are written to benchmarks/results/pml_scripts_cpu.json, and from there to docs/start/from-pml.md by
 scripts/pml_scripts.py.
 """
 
@@ -31,21 +31,21 @@ SCRIPTS = {"triplets, one process": "triplets.py", "multi-similarity, two proces
 LIBRARIES = {"PML": "pytorch_metric_learning", "nearfar": "nearfar.pml"}
 
 
-def replaced(text: str, library: str) -> str:
+def replace_imports(text: str, library: str) -> str:
     """A script with the imports of one library."""
     return text.replace("from pytorch_metric_learning", f"from {LIBRARIES[library]}")
 
 
 def once(script: str, library: str, folder: Path) -> dict[str, Any]:
-    """Run a script in a process of its own: what its last line says."""
+    """Run a script in a new process, and parse its last line."""
     file = folder / script
-    write_text(file, replaced((HERE / "pml_scripts" / script).read_text(encoding="utf-8"), library))
-    told = subprocess.run([sys.executable, str(file)], check=True, capture_output=True, text=True, encoding="utf-8")
-    found: dict[str, Any] = json.loads(told.stdout.strip().splitlines()[-1])
+    write_text(file, replace_imports((HERE / "pml_scripts" / script).read_text(encoding="utf-8"), library))
+    process = subprocess.run([sys.executable, str(file)], check=True, capture_output=True, text=True, encoding="utf-8")
+    found: dict[str, Any] = json.loads(process.stdout.strip().splitlines()[-1])
     return found
 
 
-def measured(name: str, rounds: int) -> dict[str, Any]:
+def measure(name: str, rounds: int) -> dict[str, Any]:
     """Medians of both libraries."""
     runs: dict[str, list[dict[str, Any]]] = {library: [] for library in LIBRARIES}
     with tempfile.TemporaryDirectory() as folder:
@@ -62,7 +62,7 @@ def measured(name: str, rounds: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure both scripts and write what was found."""
+    """Measure both scripts and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path, default=RESULTS)
@@ -71,13 +71,13 @@ def main() -> None:
     file = given.out / "pml_scripts_cpu.json"
     held = json.loads(file.read_text(encoding="utf-8"))["results"] if given.scripts and file.exists() else []
     for name in given.scripts or SCRIPTS:  # written as it goes, and what was measured of other scripts stays
-        held = [row for row in held if row["script"] != name] + [measured(name, given.rounds)]
+        held = [row for row in held if row["script"] != name] + [measure(name, given.rounds)]
         print(held[-1], flush=True)
         write(file, sorted(held, key=lambda row: list(SCRIPTS).index(row["script"])))
 
 
 def write(file: Path, rows: list[dict[str, Any]]) -> None:
-    """Write what was found."""
+    """Write the results."""
     versions = {
         "nearfar": nearfar.__version__,
         "torch": torch.__version__,

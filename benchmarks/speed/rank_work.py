@@ -1,12 +1,12 @@
-"""How much of one process's work each of several processes does for a `Distributed` loss, at large batches.
+"""The work of each rank of a `Distributed` loss, relative to one process, at large batches.
 
     python benchmarks/speed/rank_work.py                        all losses at 8,192 rows, some at 16,384
     python benchmarks/speed/rank_work.py --sizes 4096 --losses SupCon DroKL
 
-CPU seconds of forward and backward, the least of several rounds (what else the processor does only adds to them), one
-thread a process. As many processes compute the whole batch, each for itself and at the same time, as there are ranks
-afterwards, so that both find the processor equally busy. The figure is the share of the rank that works most, times the
-number of ranks: 1 is an even split without any other work.
+CPU seconds of forward and backward, the minimum of several rounds (other work only adds to them), one thread a process.
+As many processes compute the whole batch, each for itself and at the same time, as there are ranks afterwards, so that
+both find the processor equally busy. The result is the share of the rank with the most work, times the number of ranks:
+1 is an even split without overhead.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ LOSSES: dict[str, Callable[[int], Any]] = {
     "DroTopK": lambda size: L.DroTopK(k=2 * size),
 }
 SIZES = {8192: tuple(LOSSES), 16384: ("SupCon", "Triplet-hard", "DroKL")}
-"""Rows, and what is measured there."""
+"""Rows, and the losses that are measured with them."""
 
 
 def seconds(loss: Any, rows: torch.Tensor, labels: torch.Tensor, rounds: int) -> float:
-    """The least CPU seconds of one step; the first, which warms up, does not count."""
+    """The minimum of CPU seconds of one step, after a warm-up step."""
     times = []
     for _ in range(rounds + 1):
         leaf = rows.clone().requires_grad_()
@@ -80,8 +80,8 @@ def run(world: int, names: list[str], size: int, width: int, rounds: int) -> lis
         return [json.loads(Path(f"{file}.{rank}.json").read_text(encoding="utf-8")) for rank in range(world)]
 
 
-def measured(worlds: list[int], names: list[str], size: int, width: int, rounds: int) -> dict[str, dict[str, Any]]:
-    """By loss: seconds of one process, and for each number of ranks the most that one of them works, times it."""
+def measure(worlds: list[int], names: list[str], size: int, width: int, rounds: int) -> dict[str, dict[str, Any]]:
+    """For each loss: seconds of one process, and for each number of ranks the largest share times that number."""
     table: dict[str, dict[str, Any]] = {name: {} for name in names}
     for world in worlds:
         ranks = run(world, names, size, width, rounds)
@@ -93,10 +93,10 @@ def measured(worlds: list[int], names: list[str], size: int, width: int, rounds:
 
 
 def page(rows: dict[str, dict[str, dict[str, Any]]], worlds: list[int], width: int) -> str:
-    """The figures as a page of text."""
+    """The results as Markdown."""
     lines = [
         f"d = {width}, one thread a process, CPU s, torch {torch.__version__}, {platform.machine()}. The figure is",
-        f"the work of the busiest rank times the number of ranks, with that of one process as 1; the bar is {BAR}.",
+        f"the work of the busiest rank times the number of ranks, with that of one process as 1; the goal is {BAR}.",
         "",
         "| loss | B | one process, s | " + " | ".join(f"{world} ranks" for world in worlds) + " |",
         "|---|---|---|" + "---|" * len(worlds),
@@ -120,7 +120,7 @@ def main() -> None:
     rows: dict[str, dict[str, dict[str, Any]]] = {}
     for size in given.sizes:
         names = given.losses or list(SIZES.get(size, LOSSES))
-        rows[str(size)] = measured(given.worlds, names, size, given.width, given.rounds)
+        rows[str(size)] = measure(given.worlds, names, size, given.width, given.rounds)
     text = page(rows, given.worlds, given.width)
     print(text)
     if given.dry:

@@ -3,9 +3,9 @@
     python benchmarks/speed/samplers.py            some seconds on one core
     python benchmarks/speed/samplers.py --batches 200 --width 512
 
-The bar is 0.3 ms a batch, in the median, for both samplers. The worst batch is the one that opens an epoch or a
-projection: it plans all the others. Hard classes look through a table of one row a class at every batch, so their time
-grows with the width; they are shown apart.
+The goal is 0.3 ms a batch, in the median, for both samplers. The worst batch is the first of an epoch or a projection,
+which plans all the others. Hard classes search a table with one row for each class at every batch, so their time grows
+with the width; the goal excludes them.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def contestants(y: np.ndarray, size: int) -> dict[str, GlobalBatches]:
 
 
 def fill(sampler: GlobalBatches, width: int) -> None:
-    """A row for every class, so that the search meets a whole table."""
+    """Fill the table with a row for every class."""
     if isinstance(sampler, Representatives) and sampler.hard_classes is not None:
         table = sampler.hard_classes
         table.update(torch.arange(table.classes), torch.nn.functional.normalize(torch.randn(table.classes, width)))
@@ -96,7 +96,7 @@ def main() -> None:
     lines += [f"| {e['sampler']} | {e['steps']} | {e['ms']} | {e['worst_ms']} |" for e in entries]
     note = (
         f"A batch of {given.size} rows out of {given.samples:,} samples in {given.classes:,} classes; {given.batches} "
-        f"batches, one thread; hard classes: a table {given.width} wide. The bar is {BAR} ms, hard classes apart. "
+        f"batches, one thread; hard classes: a table {given.width} wide. The goal is {BAR} ms, hard classes apart. "
         f"{versions}.\n"
     )
     (RESULTS / "samplers_cpu.md").write_text(f"# Samplers, CPU\n\n{note}\n" + "\n".join(lines) + "\n", encoding="utf-8")

@@ -67,11 +67,11 @@ def indexes(x: Tensor, kinds: list[str]) -> Iterator[tuple[str, Index, float]]:
         if kind != "ivf":
             yield kind, index, built
             continue
-        usual = index._faiss.nprobe
+        usual = index.effort
         for probes in (max(1, usual // 16), max(1, usual // 4), usual):
-            index._faiss.nprobe = probes
+            index.effort = probes
             yield (
-                f"ivf, {probes} of {index._faiss.nlist} cells" + (" (default)" if probes == usual else ""),
+                f"ivf, {probes} of {index.plan.cells} cells" + (" (default)" if probes == usual else ""),
                 index,
                 built,
             )

@@ -1,12 +1,12 @@
-"""`nearfar serve` under a bounded load on loopback: 2,000 searches, 16 at a time; times, errors, memory.
+"""`nearfar serve` under a fixed load on loopback: 2,000 searches, 16 at a time; times, errors, memory.
 
     python benchmarks/speed/serve.py                          a minute on two cores, most of it to build the index
     python benchmarks/speed/serve.py --requests 200           a few seconds of load
 
 The index holds 100,000 x 64 vectors (ivfpq, drawn around 1,000 centers) and an untrained small network for photographs
 of 64 x 64; a request is a JPEG of 320 x 240, or one in four times a vector. Client and server share the machine, so the
-times are those of both. Memory is what the server itself tells in /metrics: resident bytes after the first 200
-requests, and at the end.
+times include both. Memory is what the server reports in /metrics: resident bytes after the first 200 requests, and at
+the end.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def shop(home: Path, rows: int, kind: str) -> tuple[Path, float]:
     return home / "shop.index", time.perf_counter() - start
 
 
-def started(index: Path) -> tuple[subprocess.Popen[str], int]:
+def start_server(index: Path) -> tuple[subprocess.Popen[str], int]:
     command = [sys.executable, "-m", "nearfar", "serve", str(index), "--port", "0", "--seconds", "600"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, encoding="utf-8")
     for line in process.stdout:
@@ -67,7 +67,7 @@ def started(index: Path) -> tuple[subprocess.Popen[str], int]:
 
 
 def bodies(count: int = 32) -> list[tuple[str, bytes]]:
-    """What is sent: JPEG files, and a vector every fourth time."""
+    """Request bodies: JPEG files, and every fourth a vector."""
     generator = np.random.default_rng(0)
     found = []
     for number in range(count):
@@ -82,8 +82,8 @@ def bodies(count: int = 32) -> list[tuple[str, bytes]]:
     return found
 
 
-def loaded(port: int, requests: int, at_once: int) -> tuple[list[float], list[str], float]:
-    """Send requests over kept connections; the seconds of each, what went wrong, and the seconds of all."""
+def send_requests(port: int, requests: int, at_once: int) -> tuple[list[float], list[str], float]:
+    """Send requests over persistent connections; return the seconds of each, the errors, and the total seconds."""
     sent, seconds, errors, turn = bodies(), [], [], iter(range(requests))
     lock = threading.Lock()
 
@@ -120,7 +120,7 @@ def loaded(port: int, requests: int, at_once: int) -> tuple[list[float], list[st
 
 
 def memory(port: int) -> int:
-    """Resident bytes of the server, as it tells them."""
+    """Resident bytes of the server, from its metrics."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     connection.request("GET", "/metrics")
     text = connection.getresponse().read().decode()
@@ -139,11 +139,11 @@ def main() -> None:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as home:
         index, built = shop(Path(home), args.rows, args.kind)
-        process, port = started(index)
+        process, port = start_server(index)
         try:
-            loaded(port, WARM, args.at_once)
+            send_requests(port, WARM, args.at_once)
             before = memory(port)
-            seconds, errors, whole = loaded(port, args.requests, args.at_once)
+            seconds, errors, whole = send_requests(port, args.requests, args.at_once)
             after = memory(port)
         finally:
             process.terminate()

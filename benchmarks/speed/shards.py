@@ -3,7 +3,7 @@
     python benchmarks/speed/shards.py              a minute or two on one core
     python benchmarks/speed/shards.py --samples 100000 --classes 5000
 
-The index is made up (no pictures are written), in the form that a pass over the shards would give. The bars: it takes
+The index is made up (no pictures are written), in the form that a pass over the shards would give. The goals: it takes
 at most 64 MB on disk and in memory, and a batch of 32 classes with 4 samples each is planned, down to shard, offset and
 size of every picture, in at most 0.5 ms. Times are the best of several rounds. A second, long-tailed data set (class
 sizes fall as 1/rank) shows what an epoch costs where classes differ; real shards show how fast a pass is.
@@ -31,12 +31,11 @@ import numpy as np
 import torch
 
 import nearfar as nf
-from nearfar._utils.files import write_arrays
+from nearfar._utils.files import Arrays, read_arrays, write_arrays
 from nearfar.batches import MPerClass
-from nearfar.data.names import Texts
 from nearfar.data.pictures import Pictures
-from nearfar.data.samples import part
-from nearfar.data.shard_index import Members, ShardIndex, open_index
+from nearfar.data.samples import PackedNames, part
+from nearfar.data.shards import Members, ShardIndex, open_index
 from nearfar.data.splits import class_disjoint
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -58,8 +57,8 @@ def long_tailed(samples: int, classes: int) -> np.ndarray:
     return random.permutation(np.concatenate([np.arange(classes), np.arange(classes), rest]))
 
 
-def made_up(labels: np.ndarray) -> ShardIndex:
-    """An index of shards with 10,000 pictures each, of 20 to 200 kB."""
+def made_up(labels: np.ndarray) -> tuple[tuple[Path, ...], Arrays]:
+    """The arrays of an index of shards with 10,000 pictures each, of 20 to 200 kB."""
     samples = len(labels)
     random = np.random.default_rng(1)
     size = random.integers(20_000, 200_000, samples).astype(np.uint32)
@@ -67,11 +66,20 @@ def made_up(labels: np.ndarray) -> ShardIndex:
     blocks = 512 * (2 - (-size.astype(np.int64) // 512) + 1)  # a header each for picture and label, and their data
     begins = np.concatenate([np.cumsum(blocks[a:b]) - blocks[a:b] for a, b in itertools.pairwise(first)])
     shards = tuple(Path(f"photographs-{number:05d}.tar") for number in range(len(first) - 1))
-    names = Texts.of(f"{row // EACH:05d}/{row:08d}.jpg" for row in range(samples))
-    classes = tuple(f"product {number:06d}" for number in range(int(labels.max()) + 1))
-    stamps = np.zeros((len(shards), 2), dtype=np.int64)
-    nothing = np.empty(0, dtype=np.int8)
-    return ShardIndex(shards, first, begins + 512, size, labels.astype(np.int64), names, classes, nothing, stamps)
+    names = PackedNames.pack(f"{row // EACH:05d}/{row:08d}.jpg" for row in range(samples))
+    classes = PackedNames.pack(f"product {number:06d}" for number in range(int(labels.max()) + 1))
+    return shards, {
+        "first": first,
+        "offset": begins + 512,
+        "size": size,
+        "labels": labels.astype(np.int32),
+        "sides": np.empty(0, dtype=np.int8),
+        "stamps": np.zeros((len(shards), 2), dtype=np.int64),
+        "names_data": names.data,
+        "names_start": names.start,
+        "classes_data": classes.data,
+        "classes_start": classes.start,
+    }
 
 
 def best(rounds: int, work: Callable[[], Any]) -> float:
@@ -135,16 +143,14 @@ def passed(folder: Path, samples: int) -> float:
 
 
 def measure(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    index = made_up(even(given.samples, given.classes))
+    shards, arrays = made_up(even(given.samples, given.classes))
     path = folder / "index.npz"
-    write_arrays(path, index.arrays())
+    write_arrays(path, arrays)
 
     def load() -> ShardIndex:
-        found = ShardIndex.load(path, index.shards, index.stamps)
-        if found is None:
-            raise ValueError(f"the index {path} was not read back")
-        return found
+        return ShardIndex.from_arrays(shards, read_arrays("shards", path))
 
+    index = load()
     _, holds, most = held(load)
     sides, whole, _ = held(lambda: split(load()))
     result: dict[str, Any] = {
@@ -181,7 +187,7 @@ def main() -> None:
         "batch, mean over an epoch with its start": (result["even"]["mean_ms"], MILLISECONDS, "ms"),
     }
     for name, (value, bar, unit) in bars.items():
-        print(f"{name:42s} {value:9.4f} {unit}   bar {bar} {unit}   {value / bar:.3f} of it")
+        print(f"{name:42s} {value:9.4f} {unit}   goal {bar} {unit}   {value / bar:.3f} of it")
     print(json.dumps(result, indent=1))
     versions = {
         "nearfar": nf.__version__,

@@ -5,9 +5,8 @@
     python benchmarks/speed/tiled.py --part auto --threads 2      `engine="auto"` against dense
     python benchmarks/speed/tiled.py --part largest               the largest batch in 1 GB, of the sweep's rows
 
-What is measured, and how, is `nearfar.bench`, which `nearfar bench` shows to users in two minutes; here it is asked
-more patiently. Rows are kept in benchmarks/results as they come: what is measured anew takes the place of what was
-there, so that a sweep can be made in parts. The picture shows the losses of `nearfar bench`.
+It uses `nearfar.bench` with more sizes and rounds than `nearfar bench`. Rows are written to benchmarks/results as they
+come and replace earlier ones, so that a sweep can be made in parts. The figure shows the losses of `nearfar bench`.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ def known(file: Path) -> list[dict[str, Any]]:
 
 
 def keep(file: Path, new: dict[str, Any], keys: tuple[str, ...], head: dict[str, Any]) -> list[dict[str, Any]]:
-    """Put one result among those in the file, in place of an earlier one of the same keys."""
+    """Add a result to the file; it replaces an earlier one with the same keys."""
     order = list(SUBJECTS)
     rows = [each for each in known(file) if any(each[key] != new[key] for key in keys)] + [new]
     rows.sort(key=lambda each: (order.index(each["loss"]), [each[key] for key in keys[1:]]))
@@ -113,9 +112,9 @@ def auto_table(kept: Iterable[dict[str, Any]]) -> str:
     ]
     over = [f"{loss}, {rows_:,} rows, {number} threads: {ratio:.2f}"
             for (loss, number, rows_), ratio in rows.items() if ratio > 1.1]  # fmt: skip
-    told = "Bar: at most 1.1. Above it: " + ("; ".join(over) or "none") + "."
+    above = "Goal: at most 1.1. Above it: " + ("; ".join(over) or "none") + "."
     head = ["loss", "threads", *(f"{size:,}" for size in sizes)]
-    return f'# engine="auto" over dense, time, medians of nine in turns\n\n{markdown(head, lines)}\n\n{told}\n'
+    return f'# engine="auto" over dense, time, medians of nine in turns\n\n{markdown(head, lines)}\n\n{above}\n'
 
 
 def _ratio(value: float | None) -> str:
@@ -123,7 +122,7 @@ def _ratio(value: float | None) -> str:
 
 
 def largest(given: argparse.Namespace) -> None:
-    """Of the sweep at d = 128: the largest batch whose step, embeddings and gradient included, stays within 1 GB."""
+    """From the sweep at d = 128: the largest batch whose step fits in 1 GB, with embeddings and gradient."""
     found = [Row.from_dict(each) for each in known(given.out / "bench_cpu.json")]
     by_loss: dict[str, list[Row]] = {}
     for row in found:

@@ -1,7 +1,7 @@
 """What the ranks of a run send each other: counted with 2 to 4 processes, and predicted up to 1,024.
 
-    python benchmarks/speed/traffic.py               count, predict, draw, and write the page's tables
-    python benchmarks/speed/traffic.py --from FILE   the tables and the picture alone, from results/traffic.json
+    python benchmarks/speed/traffic.py               count, predict, draw, and write the page's table
+    python benchmarks/speed/traffic.py --from FILE   the table and the picture alone, from results/traffic.json
 
 A step of a rank with b of N = b·W rows of width d, and a network of P parameters, in bytes that it receives:
 
@@ -32,7 +32,7 @@ from nearfar._utils.files import write_text
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "traffic.json"
-PAGE, PICTURE = ROOT / "docs" / "guides" / "many-machines.md", ROOT / "docs" / "images" / "traffic.png"
+PAGE, PICTURE = ROOT / "docs" / "guides" / "several-gpus.md", ROOT / "docs" / "images" / "traffic.png"
 BEGIN, END = "<!-- traffic: begin -->", "<!-- traffic: end -->"
 LOSSES = {
     "MultiSimilarity": nf.losses.MultiSimilarity,
@@ -125,13 +125,13 @@ def step(world: int, rows_a_rank: int, **how) -> dict[str, float]:
 
 WAYS = {
     "as it is: float32, all slopes to all": {},
-    "each rank gets its own slopes": {"whole": False},
+    "each rank gets its own gradients": {"whole": False},
     "and rows in bf16": {"whole": False, "bytes_of_row": 2},
 }
 
 
-def tables(found) -> str:
-    """The page's tables."""
+def counted_table(found) -> str:
+    """What was counted, against the formulas."""
     setting = found["setting"]
     lines = [
         f"Received by a rank in one call, counted against the formula ({setting['size']:,} rows in all, width "
@@ -149,18 +149,21 @@ def tables(found) -> str:
                 f"{seen.get('all_reduce wide', 0) / slopes:.2f} x | {narrow / setting['size']:.0f} | "
                 f"{seen['seconds']:.2f} |"
             )
-    lines += [
-        "",
+    return "\n".join(lines)
+
+
+def predicted_table() -> str:
+    """The page's table."""
+    lines = [
         f"Predicted for {ROWS} rows a rank of width {WIDTH}, EfficientNet-Lite0:",
         "",
-        "| W | rows N | received, MB | exchange, ms | loss, ms | step, ms | efficiency |"
-        " own slopes alone | and bf16 rows |",
-        "|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
+        "| W | rows N | received, MB | exchange, ms | step, ms | efficiency | own gradients alone | and bf16 rows |",
+        "|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for world in WORLDS:
         plain, *others = (step(world, ROWS, **how) for how in WAYS.values())
         cells = [f"{plain['rows']:,}", f"{plain['bytes'] / 1e6:.1f}"]
-        cells += [f"{1e3 * plain[key]:.2f}" for key in ("talk", "loss", "step")]
+        cells += [f"{1e3 * plain[key]:.2f}" for key in ("talk", "step")]
         cells += [f"{each['efficiency']:.0%}" for each in (plain, *others)]
         lines.append(f"| {world:,} | {' | '.join(cells)} |")
     return "\n".join(lines)
@@ -195,8 +198,8 @@ def main() -> None:
         write_text(RESULTS, json.dumps(found, indent=1) + "\n")
     else:
         found = json.loads(given.made.read_text(encoding="utf-8"))
-    text = tables(found)
-    print(text)
+    text = predicted_table()
+    print(counted_table(found), text, sep="\n\n")
     draw()
     if PAGE.is_file() and BEGIN in (page := PAGE.read_text(encoding="utf-8")):
         before, rest = page.split(BEGIN)

@@ -39,9 +39,9 @@ if TYPE_CHECKING:
     from nearfar.distributed import CrossBatchMemory, Distributed, cached_step
     from nearfar.doctor import diagnose
     from nearfar.evaluation import compare, evaluate
-    from nearfar.linear.suggest import suggest_step
+    from nearfar.linear.learning_rate import suggest_step
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "CrossBatchMemory",
     "DegenerateBatchWarning",
@@ -79,7 +79,7 @@ __all__ = [
     "tune",
 ]
 
-# Everything but the losses is imported when it is first asked for: a training script pays for what it uses.
+# Everything but the losses is imported on first access, so that a script imports only what it uses.
 _HOMES = {
     "CrossBatchMemory": "nearfar.distributed",
     "Distributed": "nearfar.distributed",
@@ -88,12 +88,12 @@ _HOMES = {
     "compare": "nearfar.evaluation",
     "diagnose": "nearfar.doctor",
     "evaluate": "nearfar.evaluation",
-    "suggest_step": "nearfar.linear.suggest",
+    "suggest_step": "nearfar.linear.learning_rate",
 }
 
 
 def __getattr__(name: str) -> Any:
-    """A public name that has not been asked for before."""
+    """Import a public name on first access."""
     if name in _HOMES:
         globals()[name] = getattr(import_module(_HOMES[name]), name)
         return globals()[name]
@@ -103,5 +103,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """The public names, those that are imported later too, and no other."""
+    """The public names, including those that are not imported yet."""
     return ["__version__", *__all__]

@@ -9,7 +9,9 @@ from typing import Any
 
 import torch
 
-from nearfar._utils.files import check_seal, sealed
+from nearfar._utils.files import check_seal, first_line, sealed
+
+__all__ = ["BEST", "FORMAT", "LAST", "first_line", "load", "save"]
 
 FORMAT = 2
 """Version of the format; version 1 had neither seal nor configuration."""
@@ -58,8 +60,3 @@ def load(path: Path, needs: Collection[str]) -> dict[str, Any]:
         what = f"lacks {', '.join(missing)}" if missing else "has no whole step or no configuration"
         raise ValueError(f"checkpoint: {path} {what}; take another one, or train again.")
     return state
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an error's message."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:120]

@@ -18,7 +18,7 @@ from rich.segment import Segment
 from rich.text import Text
 
 KEPT = "\n\t"
-OBEYED = ("Cc", "Cs", "Zl", "Zp")  # control characters, halves of a pair, separators of lines and paragraphs
+OBEYED = ("Cc", "Cs", "Zl", "Zp")  # control characters, surrogates, line and paragraph separators
 TURNS = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"  # they turn the writing direction
 
 
@@ -29,11 +29,11 @@ def visible(text: str, encoding: str = "utf-8") -> str:
     a\x1b[2Jb\x0dc \u2264 d
     """
     if not text.isprintable():
-        text = "".join(_escaped(char) for char in text)
+        text = "".join(_escape(char) for char in text)
     return text.encode(encoding, errors="backslashreplace").decode(encoding)
 
 
-def _escaped(char: str) -> str:
+def _escape(char: str) -> str:
     if char in KEPT or (unicodedata.category(char) not in OBEYED and char not in TURNS):
         return char
     return f"\\x{ord(char):02x}" if ord(char) < 256 else f"\\u{ord(char):04x}"
@@ -62,7 +62,7 @@ class Terminal(Console):
 
 
 def guard_streams() -> None:
-    """Escape what other code prints during a command too: help, warnings, the message of an exit."""
+    """Also escape what other code prints during a command: help, warnings, exit messages."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")

@@ -1,4 +1,4 @@
-"""Record what a function starts on a GPU as a CUDA graph, and leave torch as it was if that fails."""
+"""Record the GPU work of a function as a CUDA graph, and leave torch unchanged if that fails."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ FAILED: list[torch.cuda.CUDAGraph] = []
 
 
 def record(body: Callable[[], Any], like: Tensor) -> tuple[Callable[[], None], Any]:
-    """Record what `body` starts on the GPU; returns how to start it again, and its results, which then change.
+    """Record the GPU work of `body`; returns a function that replays it, and its results, which a replay overwrites.
 
-    The body runs once before it is recorded, and draws then what it draws.
+    The body runs once before the recording, and uses up the random numbers that it then draws.
     """
     now = torch.cuda.current_stream(like.device)
     side = torch.cuda.Stream(like.device)  # type: ignore[no-untyped-call]
@@ -30,7 +30,7 @@ def record(body: Callable[[], Any], like: Tensor) -> tuple[Callable[[], None], A
         where = like.get_device(), now.cuda_stream
         if where not in POOLS:
             POOLS[where] = _capture(lambda: torch.zeros(1, device=like.device), torch.cuda.graph_pool_handle())[0]
-        body()  # once before: libraries set themselves up on a stream
+        body()  # libraries initialize on the first call on a stream
         graph, found = _capture(body, POOLS[where].pool())
     now.wait_stream(side)
     return graph.replay, found
@@ -50,16 +50,16 @@ def _capture(body: Callable[[], Any], pool: Any) -> tuple[torch.cuda.CUDAGraph, 
 
 
 def _abandon(graph: torch.cuda.CUDAGraph, pool: Any) -> None:
-    """End a capture that failed: torch leaves its allocator and its generator as if it went on."""
+    """End a failed capture: torch leaves its allocator and its generator in the state of capturing."""
     POOLS.clear()
     with suppress(RuntimeError):
         graph.capture_end()
-        return  # what failed was Python alone
+        return  # only Python code failed
     FAILED.append(graph)
     with suppress(RuntimeError):
         torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)
         torch._C._cuda_releasePool(torch.cuda.current_device(), pool)
-    # the generator leaves its mode of recording with a capture that ends well, and graphs of before can go on using it
+    # a capture that succeeds ends the generator's capturing state, and earlier graphs can use it again
     graph = torch.cuda.CUDAGraph()
     graph.capture_begin(capture_error_mode="thread_local")
     torch.zeros(1, device="cuda")

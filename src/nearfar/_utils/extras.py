@@ -26,11 +26,11 @@ def command(extra: str) -> str:
 
 
 def need(module: str, whose: str, extra: str, *, instead: str = "") -> Any:
-    """Import an optional module, or raise an error that says who needs it and how to install it.
+    """Import an optional module, or raise an error that says what needs it and how to install it.
 
     Args:
         module: the module, which may be inside a package.
-        whose: who needs it, the first words of the message.
+        whose: what needs it, the first words of the message.
         extra: the extra of pyproject.toml that installs the package.
         instead: what can be done without it, if anything.
 

@@ -39,12 +39,12 @@ LIMIT = "NEARFAR_UNPACK_LIMIT"
 
 
 _inputs: list[tuple[Path, os.stat_result]] = []
-"""Files that must not be replaced, see `protected`."""
+"""Files that must not be replaced, see `protect`."""
 
 
 @contextmanager
-def protected(inputs: Iterable[Path]) -> Iterator[None]:
-    """Let nothing in this process write over some files, under any of their names, until the block ends."""
+def protect(inputs: Iterable[Path]) -> Iterator[None]:
+    """Prevent this process from writing over some files, under any of their names, within the block."""
     before = list(_inputs)
     _inputs.extend((path, path.stat()) for path in inputs if path.is_file())
     try:
@@ -72,7 +72,7 @@ def plain_target(path: Path) -> Path:
     """Resolve where to write: a symbolic link stays, and the file that it points to is replaced.
 
     Raises:
-        FileExistsError: the path is not a regular file (a folder, a device), or is `protected`; neither is replaced.
+        FileExistsError: the path is not a regular file (a folder, a device), or is protected; neither is replaced.
     """
     target = Path(os.path.realpath(path)) if path.is_symlink() else path
     if target.is_symlink() or (target.exists() and not target.is_file()):
@@ -80,7 +80,7 @@ def plain_target(path: Path) -> Path:
         raise FileExistsError(f"{path} is {what}, which is never replaced; name a file.")
     for source, about in _inputs if target.exists() else ():
         if os.path.samestat(target.stat(), about):
-            raise FileExistsError(f"{path} is {source}, which is read here and never written over; name another.")
+            raise FileExistsError(f"{path} is {source}, an input, which is never replaced; name another file.")
     return target
 
 
@@ -111,7 +111,7 @@ def check_seal(owner: str, path: Path, *, needed: bool = False) -> None:
     """Compare an archive with its seal.
 
     Args:
-        owner: whom messages name.
+        owner: the name in messages.
         path: the archive.
         needed: refuse an archive without a seal; otherwise one that another program wrote is accepted.
 
@@ -149,7 +149,7 @@ def read_arrays(owner: str, path: Path) -> dict[str, np.ndarray]:
     if not path.is_file():
         raise FileNotFoundError(f"{owner}: there is no file {path}.")
     if not _is_zip(path):
-        raise ValueError(f"{owner}: {path} is no .npz file, or it was cut short; write it again with numpy.savez.")
+        raise ValueError(f"{owner}: {path} is not an .npz file, or was cut short; write it again with numpy.savez.")
     check_seal(owner, path)
     name = ""
     try:
@@ -162,12 +162,12 @@ def read_arrays(owner: str, path: Path) -> dict[str, np.ndarray]:
         if str(error).startswith(f"{owner}: "):
             raise
         if "allow_pickle" not in str(error):
-            raise ValueError(f"{owner}: {path} cannot be read ({_first_line(error)}); write it again.") from None
+            raise ValueError(f"{owner}: {path} cannot be read ({first_line(error)}); write it again.") from None
         raise ValueError(
             f"{owner}: {name!r} in {path} holds pickled objects, which are never loaded; save numbers or plain strings."
         ) from None
     except (OSError, EOFError, KeyError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
-        raise ValueError(f"{owner}: {path} is damaged ({_first_line(error)}); write it again.") from None
+        raise ValueError(f"{owner}: {path} is damaged ({first_line(error)}); write it again.") from None
     return found
 
 
@@ -186,18 +186,18 @@ def read_text(owner: str, path: Path, most: int = SMALL) -> str:
     try:
         return found.decode("utf-8-sig")
     except UnicodeDecodeError:
-        raise ValueError(f"{owner}: {path} is no text in UTF-8; save it so.") from None
+        raise ValueError(f"{owner}: {path} is not UTF-8 text; save it in UTF-8.") from None
 
 
 def inside(owner: str, folder: Path, names: Iterable[str], *, outside: bool = False, switch: str) -> list[Path]:
-    """Join each name to `folder`, and refuse names that lead out of it: they come from a file, perhaps a stranger's.
+    """Join each name to `folder`, and refuse names that lead out of it, since they may come from an untrusted file.
 
     Args:
-        owner: whom messages name.
+        owner: the name in messages.
         folder: what the names are relative to.
         names: as they were read.
         outside: allow names that lead out of the folder, directly or through a link.
-        switch: how a user allows it, in words.
+        switch: how a user can allow it, for the message.
 
     Raises:
         ValueError: a name leads out of the folder, or holds a null character.
@@ -212,7 +212,7 @@ def inside(owner: str, folder: Path, names: Iterable[str], *, outside: bool = Fa
         if not outside and not _place(path, real).startswith(home):
             raise ValueError(
                 f"{owner}: {printable(name)!r} leads out of {folder}, and only files in it are read; "
-                f"where you trust the names, {switch}."
+                f"if you trust the names, {switch}."
             )
         found.append(Path(path))
     return found
@@ -235,7 +235,7 @@ def _place(path: str, real: dict[str, str]) -> str:
 
 
 def _is_zip(path: Path) -> bool:
-    """`zipfile.is_zipfile`, which raises where some bytes of the end of a file are damaged."""
+    """`zipfile.is_zipfile`, which raises an error for some damaged files."""
     try:
         return zipfile.is_zipfile(path)
     except zipfile.BadZipFile:
@@ -281,7 +281,7 @@ def _check_sizes(owner: str, path: Path) -> None:
             )
         for member in archive.infolist():
             with archive.open(member) as stream:
-                claimed = _claimed(stream)
+                claimed = _claimed_size(stream)
             if claimed is not None and claimed != member.file_size:
                 raise ValueError(
                     f"{owner}: {member.filename!r} in {path} claims {claimed:,} bytes and has {member.file_size:,}; "
@@ -289,7 +289,7 @@ def _check_sizes(owner: str, path: Path) -> None:
                 )
 
 
-def _claimed(stream: IO[bytes]) -> int | None:
+def _claimed_size(stream: IO[bytes]) -> int | None:
     """How many bytes an `.npy` stream should have by its header; None if it holds objects or is not one."""
     if stream.read(6) != b"\x93NUMPY":
         return None
@@ -309,10 +309,10 @@ def _header(text: str) -> tuple[tuple[int, ...], np.dtype]:
         entries = ast.literal_eval(text)
         return tuple(int(n) for n in entries["shape"]), np.lib.format.descr_to_dtype(entries["descr"])
     except (SyntaxError, KeyError, TypeError, MemoryError, RecursionError) as error:
-        raise ValueError(f"a header that cannot be read: {_first_line(error)}") from None
+        raise ValueError(f"a header that cannot be read: {first_line(error)}") from None
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
     """The first line of an error's message."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
 
@@ -322,5 +322,5 @@ def remove_files(folder: Path, *patterns: str) -> None:
     for pattern in patterns:
         for path in folder.glob(pattern):
             path.unlink(missing_ok=True)
-    with suppress(OSError):  # not there, or somebody keeps something in it
+    with suppress(OSError):  # missing, or not empty
         folder.rmdir()

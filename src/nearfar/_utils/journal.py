@@ -68,7 +68,7 @@ def read_lines(path: Path, good: Callable[[Entry], bool] = has_step) -> Lines:
     with path.open("rb") as stream:
         for number, (raw, ended) in enumerate(_pieces(stream), start=1):
             if raw.strip() or not ended:
-                found.append(_judged(number, raw, good))
+                found.append(_judge(number, raw, good))
     if any(line.sealed for line in found):
         found = [line if line.sealed else replace(line, entry=None) for line in found]
     torn = bool(found) and not ended and found[-1].entry is None
@@ -85,7 +85,7 @@ class _Line:
     record: Damaged
 
 
-def _judged(number: int, raw: bytes, good: Callable[[Entry], bool]) -> _Line:
+def _judge(number: int, raw: bytes, good: Callable[[Entry], bool]) -> _Line:
     record = Damaged(number, raw[:SHOWN])
     end = _END.search(raw[-64:])
     if end is not None:

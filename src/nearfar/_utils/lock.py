@@ -1,4 +1,4 @@
-"""`alone`: one process at a time in a block, by a lock that the system releases when its process dies."""
+"""`alone`: let one process at a time into a block, by a lock that the system releases when the process dies."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ if hasattr(os, "register_at_fork"):
 
 @contextmanager
 def alone(
-    path: Path,
-    busy: Callable[[], Exception] | None = None,
-    unlocked: Callable[[OSError | None], object] | None = None,
+    path: Path, busy: Callable[[], Exception] | None = None, unlocked: Callable[[OSError | None], object] | None = None
 ) -> Iterator[None]:
-    """Hold the lock of a folder or file, which is made and stays: removed, it would let in who waits beside who comes.
+    """Hold the lock of a folder or file.
+
+    The file is created and never removed: otherwise one process could lock the removed file and another a new one.
 
     Args:
         path: the file or folder.
-        busy: gives the error to raise where another process holds it; None waits for that process.
-        unlocked: called where the disk (with its error) or the system (with None) cannot lock; the block then runs
-            without a lock. None raises the disk's error.
+        busy: makes the error to raise if another process holds the lock; None waits for that process.
+        unlocked: called if the disk (with its error) or the system (with None) cannot lock; the block then runs without
+            a lock. None raises the disk's error.
     """
-    if sys.platform == "win32":  # nothing there dies with its process as a lock does here
+    if sys.platform == "win32":  # it has no lock that ends with its process
         if unlocked is not None:
             unlocked(None)
         yield

@@ -1,4 +1,4 @@
-"""Memory that is at hand, and the check that something fits into it, before it is allocated."""
+"""Free memory, and a check that something fits into it before it is allocated."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GROUPS = (
 
 
 def check_room(owner: str, what: str, need: int, device: torch.device | str = "cpu") -> None:
-    """Refuse what needs more memory than is free on a device.
+    """Raise an error if something needs more memory than is free on a device.
 
     Raises:
         ValueError: it does not fit; the message says how much it needs and how much is free.

@@ -1,4 +1,4 @@
-"""The frame of every page: its head, the colors of light and dark, the policy of its scripts, the footer."""
+"""The frame of every HTML page: head, colors of light and dark mode, content security policy, footer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FOOTER = f"<footer><p>Written by nearfar {__version__}. One file: it loads nothi
 
 
 def document(title: str, body: str, *, style: str, head: str = "") -> str:
-    """A whole page.
+    """Format a whole page.
 
     Args:
         title: the title; text, where the others are HTML and CSS.
@@ -45,11 +45,11 @@ def document(title: str, body: str, *, style: str, head: str = "") -> str:
 
 
 def allow(rules: str) -> str:
-    """The policy of a page from a file: nothing is loaded but what `rules` allow beside its own styles."""
+    """A content security policy that allows the page's own styles and what `rules` allow."""
     content = f"default-src 'none'; style-src 'unsafe-inline'; {rules}".rstrip("; ")
     return f'<meta http-equiv="Content-Security-Policy" content="{content}">'
 
 
 def hash_of(script: str) -> str:
-    """A script as the source of a policy: this text runs and no other."""
+    """The hash of a script for a content security policy, so that no other script runs."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"

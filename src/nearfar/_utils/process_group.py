@@ -1,4 +1,4 @@
-"""`ProcessGroup`: the processes that share one loss call; each computes some strips, and partial sums are added up.
+"""`ProcessGroup`: the processes that share one loss call. Each computes some strips, and partial sums are added.
 
 Every rank holds all rows and gets all results, so that a value, a dual or a gradient is the same number on every rank.
 """
@@ -49,7 +49,7 @@ class ProcessGroup:
         yield
 
     def copy_from(self, rank: int, x: Tensor) -> Tensor:
-        """The contiguous `x` of one rank, on every rank: overwritten on the others, where only its shape counts."""
+        """Copy the contiguous `x` of one rank into that of all others, which must have the same shape."""
         return x
 
     def collect(self, rank: int, x: Tensor) -> Tensor | None:
@@ -57,7 +57,7 @@ class ProcessGroup:
         return x[None]
 
     def beat(self, device: torch.device) -> None:
-        """A message without content, so that no rank waits long for another one's next message."""
+        """Exchange an empty message, so that no rank waits too long for the next one."""
 
 
 ALONE = ProcessGroup()
@@ -65,10 +65,10 @@ ALONE = ProcessGroup()
 
 @contextmanager
 def in_touch(owner: str, group: Any = None) -> Iterator[None]:
-    """Turn a failed exchange of torch.distributed into one sentence: other ranks are gone.
+    """Turn a failed exchange of torch.distributed into one sentence that says that other ranks are gone.
 
     Args:
-        owner: whom the message names.
+        owner: the name in the message.
         group: the group; None for all processes.
     """
     try:
@@ -100,10 +100,10 @@ def gather_objects(owner: str, x: Any) -> list[Any]:
 
 
 def close() -> None:
-    """Leave the gloo group of this process, if it has one: its threads must end before Python takes them apart.
+    """Leave the gloo group of this process, if there is one, because its threads must end before Python does.
 
-    A thread that lets go of a tensor while Python ends is stopped in the middle of it, which aborts the process
-    (SIGABRT). Other backends are left alone: theirs wait for ranks that may be gone.
+    A thread that releases a tensor while Python shuts down aborts the process (SIGABRT). Groups of other backends are
+    left alone: destroying them waits for ranks that may be gone.
     """
     if dist.is_available() and dist.is_initialized() and dist.get_backend() == "gloo":
         gc.collect()  # a network that is still there holds the group
@@ -114,7 +114,7 @@ class Group(ProcessGroup):
     """The processes of a `torch.distributed` group.
 
     Args:
-        owner: whom messages name.
+        owner: the name in messages.
         group: the group; None for all processes.
     """
 
@@ -193,9 +193,9 @@ class Group(ProcessGroup):
 
 
 def cuts(rows: int, tall: int, ranks: ProcessGroup) -> list[slice]:
-    """Cut rows into strips of at most `tall`; every rank gets the same number, dealt in alternating order.
+    """Cut rows into strips of at most `tall`; every rank gets the same number of them, in alternating order.
 
-    Alternating (0, 1, 1, 0, ...): where later strips have less work, each rank still gets about the same.
+    The order is 0, 1, 1, 0, ..., so that all ranks have about the same work if later strips have less.
     """
     if ranks.world == 1:
         return [slice(i, min(i + tall, rows)) for i in range(0, rows, tall)]

@@ -31,11 +31,9 @@ def rate(count: float, seconds: float) -> str:
     """
     if count <= 0 or seconds <= 0:
         return ""
-    return f"{count / seconds:,.0f}/s" if count >= 10 * seconds else _slow(count, seconds)
-
-
-def _slow(count: float, seconds: float) -> str:
-    return f"{count / seconds:.1f}/s" if count >= seconds else f"{seconds / count:.1f} s each"
+    if count < seconds:
+        return f"{seconds / count:.1f} s each"
+    return f"{count / seconds:,.0f}/s" if count >= 10 * seconds else f"{count / seconds:.1f}/s"
 
 
 def duration(seconds: float) -> str:
@@ -52,32 +50,30 @@ def duration(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
-class _Name(ProgressColumn):
-    """The description of the work, escaped before it is measured, since it may contain the name of a file."""
+class _Cell(ProgressColumn):
+    """A text about a task, escaped before it is measured, since it may contain the name of a file."""
+
+    def __init__(self, text: Callable[[Task], str]) -> None:
+        super().__init__()
+        self._text = text
 
     def render(self, task: Task) -> Text:
         """Render as plain text."""
-        return Text(visible(task.description))
+        return Text(visible(self._text(task)))
 
 
-class _Rate(ProgressColumn):
+def _rate(task: Task) -> str:
     """Rate and time left, if they are known."""
-
-    def render(self, task: Task) -> Text:
-        """Render both in one cell."""
-        if not task.total or not task.speed:
-            return Text("")
-        left = "" if task.time_remaining is None else f"  {duration(task.time_remaining)} left"
-        return Text(f"{rate(task.speed, 1.0)}{left}")
+    if not task.total or not task.speed:
+        return ""
+    left = "" if task.time_remaining is None else f"  {duration(task.time_remaining)} left"
+    return f"{rate(task.speed, 1.0)}{left}"
 
 
-class _Count(ProgressColumn):
-    """The count done of the total, and a message."""
-
-    def render(self, task: Task) -> Text:
-        """Render the count, or nothing if the total is unknown."""
-        count = f"{int(task.completed):,} of {int(task.total):,}" if task.total else ""
-        return Text("  ".join(word for word in (count, visible(task.fields["words"])) if word))
+def _count(task: Task) -> str:
+    """The count done of the total, if that is known, and a message."""
+    count = f"{int(task.completed):,} of {int(task.total):,}" if task.total else ""
+    return "  ".join(word for word in (count, task.fields["words"]) if word)
 
 
 class Progress:
@@ -112,7 +108,7 @@ class Progress:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.what, self.total, self.done, self.words = what, total or 0, done, ""
-        self._console = console or Terminal(file=sys.stderr)  # as it is now: exporters turn it away for a while
+        self._console = console or Terminal(file=sys.stderr)  # read now, because exporters redirect it for a while
         self._clock = clock
         self._shown = shown and not self._console.quiet
         self._bars = _bars(self._console, stays) if self._shown and self._console.is_terminal else None
@@ -128,7 +124,7 @@ class Progress:
         if self._bars is not None:
             try:
                 self._bars.start()
-            except LiveError:  # the terminal already shows a bar, somebody else's
+            except LiveError:  # other code already shows a bar in this terminal
                 self._bars = None
                 self._shown = False
         if self._bars is not None:
@@ -143,7 +139,7 @@ class Progress:
             self._bars.stop()
 
     def begin(self, done: int) -> None:
-        """Count the rate from here, where `done` items are done: all before was preparation."""
+        """Measure the rate from here on, with `done` items done; everything before was preparation."""
         self.done = self._first = done
         self._from = self._clock()
 
@@ -206,5 +202,6 @@ class Progress:
 
 
 def _bars(console: Console, stays: bool) -> Bars:
-    columns = (_Name(), BarColumn(), _Count(), TimeElapsedColumn(), _Rate())
+    name = _Cell(lambda task: task.description)
+    columns = (name, BarColumn(), _Cell(_count), TimeElapsedColumn(), _Cell(_rate))
     return Bars(*columns, console=console, transient=not stays)

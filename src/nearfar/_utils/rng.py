@@ -14,14 +14,14 @@ State = tuple[Tensor, Tensor | None]
 def states(device: torch.device) -> State:
     """The states of the generators that computations on `device` draw from; `device`, not the current one."""
     module = _module(device)
-    return torch.get_rng_state(), None if module is None else module.get_rng_state(*_number(device))
+    return torch.get_rng_state(), None if module is None else module.get_rng_state(*_index(device))
 
 
 def set_states(state: State, device: torch.device) -> None:
     """Restore states that `states` returned."""
     torch.set_rng_state(state[0])
     if state[1] is not None:
-        _module(device).set_rng_state(state[1], *_number(device))
+        _module(device).set_rng_state(state[1], *_index(device))
 
 
 def _module(device: torch.device) -> Any:
@@ -30,6 +30,6 @@ def _module(device: torch.device) -> Any:
     return found if hasattr(found, "get_rng_state") else None
 
 
-def _number(device: torch.device) -> tuple[torch.device, ...]:
-    """The argument that says which device is meant; there is one of Apple's at most."""
+def _index(device: torch.device) -> tuple[torch.device, ...]:
+    """The argument that names the device; torch.mps takes none."""
     return () if device.type == "mps" else (device,)

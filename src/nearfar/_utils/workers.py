@@ -1,4 +1,4 @@
-"""`Workers`: work of many jobs side by side, in processes that share the cores and the GPU."""
+"""`Workers`: run many jobs concurrently, in processes that share the cores and the GPU."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ Job = TypeVar("Job")
 Outcome = TypeVar("Outcome")
 
 _here: dict[str, Any] = {}
-"""In a process of the pool: the work, and the event that asks to stop."""
+"""In a worker process: the work, and the event that asks it to stop."""
 _busy, _alone = threading.Lock(), threading.Event()
-"""Likewise: held during a job; set when the process that started us is gone."""
+"""In a worker process: held during a job; set when the parent process is gone."""
 
 
 class Stopped(Exception):  # noqa: N818  (not an error)
@@ -33,10 +33,10 @@ class Stopped(Exception):  # noqa: N818  (not an error)
 
 
 class Workers(Generic[Job, Outcome]):
-    """Processes of one thread each, which start at the first job; with one of them the calling process does the work.
+    """A pool of processes with one thread each, started at the first job; a pool of one works in the calling process.
 
     Args:
-        work: done for each job; it returns None where Ctrl-C or `stopping` ended it. Each process gets it once.
+        work: called for each job; returns None if Ctrl-C or `stopping` ended it. Each process gets it once.
         jobs: number of processes.
     """
 
@@ -63,7 +63,7 @@ class Workers(Generic[Job, Outcome]):
         """
         if self.jobs == 1:
             for name, job in named:
-                yield name, _whole(self._work(job))
+                yield name, _check_done(self._work(job))
             return
         if self._pool is None:
             context = multiprocessing.get_context("spawn")
@@ -77,22 +77,22 @@ class Workers(Generic[Job, Outcome]):
             if not under_way:
                 return
             for future in wait(under_way, return_when=FIRST_COMPLETED).done:
-                yield under_way.pop(future), _whole(future.result())
+                yield under_way.pop(future), _check_done(future.result())
 
 
 def stopping() -> bool:
-    """Whether the job under way is asked to end: nobody waits for its outcome any more."""
+    """Whether the current job should end, because its outcome is no longer needed."""
     return _alone.is_set() or ("stop" in _here and _here["stop"].is_set())
 
 
-def _whole(outcome: Outcome | None) -> Outcome:
+def _check_done(outcome: Outcome | None) -> Outcome:
     if outcome is None:
         raise KeyboardInterrupt
     return outcome
 
 
 def _begin(work: Callable[[Any], Any], stop: Any) -> None:
-    """Use one thread, since processes share the cores, and leave Ctrl-C to `fit` and to the process that started us."""
+    """Use one thread, since processes share the cores, and leave Ctrl-C to `fit` and to the parent process."""
     torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _here.update(work=work, stop=stop)
@@ -100,7 +100,7 @@ def _begin(work: Callable[[Any], Any], stop: Any) -> None:
 
 
 def _end_with_parent() -> None:
-    """End when the process that started us is gone: it would wait for jobs forever, and hold memory of the GPU."""
+    """End with the parent process; otherwise this one would wait for jobs forever, and hold GPU memory."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         wait_for([parent.sentinel])

@@ -20,11 +20,11 @@ Stale = Literal["keep", "drop"]
 class HardClasses:
     """A table Z [L, d] with one embedding per class, and the choice of classes that are hard to tell apart, in O(L·d).
 
-    A batch of g classes is s seed classes, each drawn uniformly from the least used of the projection, and the classes
-    whose rows are nearest to a seed's row (Euclidean). Classes without a row are never near; what is then missing, and
-    the share `mix`, is drawn uniformly from the rest.
+    A batch of g classes consists of s seed classes, each drawn uniformly from those least used in the projection, and
+    of the classes whose rows are nearest to a seed's row (Euclidean). Classes without a row are never chosen as near;
+    the places then left, and the share `mix`, are filled uniformly from the other classes.
 
-    Rows are stale: the row of a class is from the last time that a representative of it was forwarded. Embeddings must
+    Rows are stale: the row of a class dates from the last forward pass of one of its representatives. Embeddings must
     be those that the loss compares (unit rows for cosine).
 
     Args:
@@ -47,7 +47,6 @@ class HardClasses:
         self.classes, self.mix, self.seeds, self.stale = classes, mix, seeds, stale
         self.embeddings: Tensor | None = None
         self.valid = torch.zeros(classes, dtype=torch.bool)
-        self._squares = torch.zeros(classes)
 
     @property
     def kind(self) -> int:
@@ -65,16 +64,13 @@ class HardClasses:
         rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
         if self.embeddings is None:
             self.embeddings = rows.new_zeros(self.classes, rows.shape[1])
-            self._squares = rows.new_zeros(self.classes)
         if rows.shape[1] != self.embeddings.shape[1]:
             raise ValueError(
                 f"HardClasses: embeddings must stay {self.embeddings.shape[1]} wide, but came {rows.shape[1]} wide."
             )
         place = _last(classes.cpu())
         numbers = classes.cpu()[place]
-        into, new = numbers.to(self.embeddings.device), rows[place.to(rows.device)].to(self.embeddings)
-        self.embeddings[into] = new
-        self._squares[into] = new.square().sum(dim=1)
+        self.embeddings[numbers.to(self.embeddings.device)] = rows[place.to(rows.device)].to(self.embeddings)
         self.valid[numbers] = True
 
     def new_projection(self) -> None:
@@ -83,7 +79,7 @@ class HardClasses:
             self.valid.zero_()
 
     def nearest(self, seed: int, count: int, exclude: NDArray[np.bool_] | None = None) -> NDArray[np.int64]:
-        """Up to `count` class numbers, those with rows nearest to the row of `seed`; none if `seed` has no row."""
+        """Up to `count` class numbers whose rows are nearest to the row of `seed`; none if `seed` has no row."""
         allowed = self.valid.clone()
         if exclude is not None:
             allowed &= ~torch.from_numpy(exclude)
@@ -91,32 +87,31 @@ class HardClasses:
         count = min(count, int(allowed.sum()))
         if self.embeddings is None or not self.valid[seed] or count < 1:
             return np.empty(0, dtype=np.int64)
-        # |y|² - 2xy is one product, but loses digits where rows are near: it makes a short list, differences decide
-        rough = torch.addmv(self._squares, self.embeddings, self.embeddings[seed], alpha=-2)
-        rough = torch.where(allowed.to(rough.device), rough, torch.inf)
-        listed = rough.topk(min(4 * count + 64, int(allowed.sum())), largest=False).indices
-        exact = torch.linalg.vector_norm(self.embeddings[listed] - self.embeddings[seed], dim=1)
-        found: NDArray[np.int64] = listed[exact.argsort(stable=True)[:count]].cpu().numpy()
+        # from differences, which stay exact for near rows, and without a copy of the table
+        exact = "donot_use_mm_for_euclid_dist"
+        distance = torch.cdist(self.embeddings[seed][None], self.embeddings, compute_mode=exact)[0]
+        distance = torch.where(allowed.to(distance.device), distance, torch.inf)
+        found: NDArray[np.int64] = distance.topk(count, largest=False).indices.cpu().numpy()
         return found
 
     def choose(self, random: np.random.Generator, used: NDArray[np.int64], count: int) -> NDArray[np.int64]:
-        """`count` different class numbers: seeds with their neighbors, then random ones."""
-        taken = np.zeros(self.classes, dtype=bool)
+        """Choose `count` different class numbers: seeds with their neighbors, then random ones."""
+        chosen = np.zeros(self.classes, dtype=bool)
         drawn: list[NDArray[np.int64]] = []
 
         def take(numbers: NDArray[np.int64]) -> None:
-            taken[numbers] = True
+            chosen[numbers] = True
             drawn.append(numbers)
 
         hard = max(1, count - round(self.mix * count))
         seeds = min(self.seeds, hard)
         for i in range(seeds):
-            open_ = np.flatnonzero(~taken)
-            least = open_[used[open_] == used[open_].min()]
+            free = np.flatnonzero(~chosen)
+            least = free[used[free] == used[free].min()]
             seed = random.choice(least, 1)
             take(seed)
-            take(self.nearest(int(seed[0]), hard // seeds + (i < hard % seeds) - 1, taken))
-        take(random.permutation(np.flatnonzero(~taken))[: count - int(taken.sum())])
+            take(self.nearest(int(seed[0]), hard // seeds + (i < hard % seeds) - 1, chosen))
+        take(random.permutation(np.flatnonzero(~chosen))[: count - int(chosen.sum())])
         return np.concatenate(drawn)
 
     def state_dict(self) -> dict[str, Any]:
@@ -133,12 +128,10 @@ class HardClasses:
         device = None if self.embeddings is None else self.embeddings.device
         rows = state["embeddings"]
         self.embeddings = None if rows is None else rows.clone().to(device)
-        if self.embeddings is not None:
-            self._squares = self.embeddings.square().sum(dim=1)
         self.valid = state["valid"].cpu().clone()
 
 
 def _last(classes: Tensor) -> Tensor:
-    """The last position of each class number: with repeated indices an assignment may keep any of them."""
+    """The last position of each class number; assignment by repeated indices may keep any of them."""
     places = {number: place for place, number in enumerate(classes.tolist())}
     return torch.tensor(list(places.values()), dtype=torch.int64)

@@ -19,7 +19,7 @@ from nearfar.batches.sampler import Classes, GlobalBatches, Rows, State, as_tens
 __all__ = ["Order", "Representatives"]
 
 Order = Literal["representatives", "classes"]
-SHUFFLE, CHOICE, OTHERS = 1, 2, 3  # what a draw is for: each has generators of its own
+SHUFFLE, CHOICE, OTHERS = 1, 2, 3  # purposes of draws, each with generators of its own
 
 
 class Representatives(GlobalBatches):
@@ -39,7 +39,7 @@ class Representatives(GlobalBatches):
     nearest to its own; call `update` with the representatives' embeddings after each forward pass. The choice depends
     on training, so the sampler must not run ahead of it: use `num_workers=0` in the DataLoader. All ranks must update
     with the same rows (those of the global batch), otherwise their batches differ. A state can then be saved only when
-    all batches handed out have been used.
+    all yielded batches have been used.
 
     Args:
         labels: [n] whole numbers: a tensor, an array or a list.
@@ -154,7 +154,7 @@ class Representatives(GlobalBatches):
             return state
         if state["step"] != self.step:
             raise ValueError(
-                f"Representatives: with hard classes a state can be taken only when all {self.step} batches handed out "
+                f"Representatives: with hard classes a state can be saved only when all {self.step} yielded batches "
                 f"have been used, but step={step} came; use num_workers=0 in the DataLoader."
             )
         return state | {"used": as_tensor(self._used.copy()), "table": self.hard_classes.state_dict()}
@@ -194,7 +194,7 @@ class Representatives(GlobalBatches):
         return class_rounds(random, len(self._classes), self.classes, self.steps_per_projection)
 
     def _next_queues(self, projection: int) -> Rows:
-        """`_queues`, computed from those of the previous projection where they are cached."""
+        """`_queues`, computed from those of the previous projection if they are cached."""
         if self._plan is None or self._plan[0] != projection - 1:
             return self._queues(projection)
         self._shuffle(self._plan[1], projection)
@@ -208,7 +208,7 @@ class Representatives(GlobalBatches):
         """
         order = self._classes.rows.copy()
         last = projection - projection % self._classes.size  # [L] when each class was last shuffled
-        for moment in np.unique(last).tolist():  # ascending: what is shuffled again later is overwritten
+        for moment in np.unique(last).tolist():  # ascending, so that later shuffles overwrite earlier ones
             self._shuffle(order, moment)
         return order
 
@@ -245,7 +245,7 @@ def _distinct(random: np.random.Generator, size: Rows, count: int) -> Rows:
     chance = random.random((len(size), count))
     drawn = np.empty((len(size), count), dtype=np.int64)
     for i in range(count):
-        # one of those that are left: its rank among them, moved past the ones already drawn
+        # draw a rank among the remaining numbers, then move it past the numbers already drawn
         place = (chance[:, i] * np.maximum(size - i, 1)).astype(np.int64)
         before = np.sort(drawn[:, :i], axis=1)
         for j in range(i):

@@ -6,6 +6,7 @@ the settings, and a resumed sampler continues from t. Every rank draws the whole
 
 from __future__ import annotations
 
+import itertools
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -22,14 +23,23 @@ from nearfar._utils.arrays import int64_of
 from nearfar._utils.checks import check_seed, check_whole
 from nearfar._utils.keywords import Keywords
 
-__all__ = ["Classes", "GlobalBatches", "Rows", "State", "as_tensor", "class_rounds", "next_round", "shuffle_within"]
+__all__ = [
+    "Classes",
+    "GlobalBatches",
+    "Rows",
+    "State",
+    "as_tensor",
+    "class_rounds",
+    "shuffle_within",
+    "shuffled_rounds",
+]
 
 Rows = NDArray[np.int64]
 State = dict[str, Any]
 
 
 class Classes:
-    """The rows of each class, of n labels with L different values.
+    """The rows of each class, for n labels with L different values.
 
     Attributes:
         names: [L] the labels, ascending; class number c stands for names[c].
@@ -50,7 +60,7 @@ class Classes:
         if len(self.names) < 2:
             raise ValueError(
                 f"{owner}: labels must hold at least two classes, but {len(given)} labels of {len(self.names)} came; "
-                "one class alone has nothing to be kept apart from."
+                "a loss needs pairs of different classes."
             )
         self.rows: Rows = np.argsort(numbers, kind="stable").astype(np.int64)
         self.start: Rows = np.cumsum(self.size) - self.size
@@ -70,9 +80,9 @@ class GlobalBatches(Keywords, Sampler[list[int]], ABC):
     **Ranks.** With `world` ranks, rank r takes rows r·B//world up to (r+1)·B//world of each global batch of B rows: the
     parts, concatenated, are the batch of a single process, and their sizes differ by at most one.
 
-    **State.** `step` counts the batches handed out. A DataLoader fetches batches before they are used, so a training
-    loop that has used t batches saves `state_dict(step=t)`: the state before batch number t. It holds neither rank nor
-    world: what one process saved, two may load.
+    **State.** `step` counts the batches that were yielded. A DataLoader fetches batches before they are used, so a
+    training loop that has used t batches saves `state_dict(step=t)`, the state before batch number t. A state holds
+    neither rank nor world, so that any number of ranks may load it.
 
     Attributes:
         step: the number of the next batch, from 0.
@@ -114,26 +124,27 @@ class GlobalBatches(Keywords, Sampler[list[int]], ABC):
         end = (self.step // len(self) + 1) * len(self)
         while self.step < end:
             rows: list[int] = self._global(self.step)[self.part].tolist()
-            # counted before it is handed out: a state saved while the batch is in use is the one after it
+            # counted before the yield: a state saved while the batch is in use is the one after it
             self.step += 1
             yield rows
 
     def state_dict(self, step: int | None = None) -> State:
-        """The state before batch number `step` (default: after all batches handed out)."""
+        """The state before batch number `step` (default: after all yielded batches)."""
         owner = type(self).__name__
         wanted = self.step if step is None else step
         _check_counted(owner, "step", wanted, self.step)
         return {"sampler": owner, "step": int(wanted), "mark": self._mark()}
 
     def load_state_dict(self, state: State) -> None:
-        """Continue with batch number state["step"]; a state of other labels or settings is an error."""
+        """Continue with batch number state["step"]; the labels and settings must be those of the saved sampler."""
         owner = type(self).__name__
         if not isinstance(state, dict) or state.get("sampler") != owner:
             came = state.get("sampler") if isinstance(state, dict) else type(state).__name__
             raise ValueError(f"{owner}: the state must be one of {owner}, but came from {came!r}.")
         if state["mark"] != self._mark():
             raise ValueError(
-                f"{owner}: the state belongs to other labels or settings; make the sampler as it was made then."
+                f"{owner}: the state belongs to other labels or settings; construct "
+                "the sampler as it was when the state was saved."
             )
         self.step = int(state["step"])
 
@@ -141,7 +152,7 @@ class GlobalBatches(Keywords, Sampler[list[int]], ABC):
         return zlib.crc32(np.asarray(self._settings(), dtype=np.int64).tobytes())
 
     def _random(self, *numbers: int) -> np.random.Generator:
-        """The random generator of one place in the sequence."""
+        """The random generator for these numbers and the seed."""
         return np.random.default_rng([self.seed, *numbers])
 
 
@@ -154,25 +165,25 @@ def _check_counted(owner: str, name: str, value: object, last: int) -> None:
 def class_rounds(random: np.random.Generator, classes: int, width: int, count: int) -> Rows:
     """Draw class numbers [count, width]: no repetition in a row, and every class once before any occurs again.
 
-    A stream of shuffled rounds of all classes is cut into rows. Where a row spans two rounds, classes of the new round
-    that are in the row already are swapped with later ones.
+    A stream of shuffled rounds of all classes is cut into rows.
     """
-    rounds = -(-count * width // classes)
-    stream = np.empty(rounds * classes, dtype=np.int64)
-    for number in range(rounds):
-        begin = number * classes
-        tail = begin % width
-        before = stream[begin - tail : begin] if tail else None
-        stream[begin : begin + classes] = next_round(random, classes, width, before)
-    return stream[: count * width].reshape(count, width)
+    rounds = itertools.islice(shuffled_rounds(random, classes, width), -(-count * width // classes))
+    return np.concatenate(list(rounds))[: count * width].reshape(count, width)
 
 
-def next_round(random: np.random.Generator, classes: int, width: int, before: Rows | None) -> Rows:
-    """All classes in random order; those of an unfinished row of `width`, `before`, do not come again in that row."""
-    fresh: Rows = random.permutation(classes)
-    if before is not None:
-        _avoid(random, fresh, before, width - len(before))
-    return fresh
+def shuffled_rounds(random: np.random.Generator, classes: int, width: int) -> Iterator[Rows]:
+    """Yield all classes in random order, again and again, for a stream that is cut into rows of `width` <= `classes`.
+
+    Where a row spans two rounds, classes of the new round that are already in the row are swapped with later ones.
+    """
+    before: Rows = np.empty(0, dtype=np.int64)
+    for number in itertools.count():
+        fresh = random.permutation(classes)
+        tail = number * classes % width
+        if tail:
+            _avoid(random, fresh, before[classes - tail :], width - tail)
+        yield fresh
+        before = fresh
 
 
 def _avoid(random: np.random.Generator, fresh: Rows, taken: Rows, head: int) -> None:

@@ -1,4 +1,4 @@
-"""The figure: time and memory of each loss against the number of rows, on log axes, with PML's failures marked."""
+"""The figure of a benchmark: time and memory of each loss against the number of rows, with PML's failures marked."""
 
 from __future__ import annotations
 
@@ -6,54 +6,54 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nearfar._utils.extras import need
-from nearfar._utils.files import atomic_write
-from nearfar.bench.study import Row
+from nearfar._utils.figure import figure_file
+from nearfar.bench.results import Row
 from nearfar.bench.subjects import PEER, SUBJECTS
+from nearfar.plot import style
 
 __all__ = ["draw"]
 
-OURS, THEIRS, GRAY, RED = "#0f6b66", "#b4532a", "#8a8f94", "#a3122a"
+OURS, THEIRS, FAILURE = style.COLORS[0], style.COLORS[1], "#a3122a"
 COLUMNS = 5
 """Losses side by side."""
 
 
 def draw(file: Path, rows: Sequence[Row], who: str, *, setting: Mapping[str, Any]) -> None:
-    """Write the PNG, completely or not at all: for each loss a panel of time above one of memory."""
-    need("matplotlib", "the figure of a benchmark", "plot")
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
+    """Write the PNG: for each loss a panel of time above a panel of memory, on logarithmic axes."""
     by_loss: dict[str, list[Row]] = {}
     for row in rows:
         by_loss.setdefault(row.loss, []).append(row)
-    names = list(by_loss)
-    columns = min(COLUMNS, len(names))
-    blocks = -(-len(names) // columns)
-    figure = Figure(figsize=(0.6 + 2.7 * max(columns, 2), 0.9 + 4.1 * blocks), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots(2 * blocks, columns, squeeze=False, sharex=True, sharey=False)
-    for place in range(columns * blocks):
-        block, column = divmod(place, columns)
-        pair = axes[2 * block][column], axes[2 * block + 1][column]
-        if place >= len(names):
-            for ax in pair:
-                ax.set_visible(False)
-            continue
-        _time(pair[0], by_loss[names[place]], who, first=column == 0)
-        _memory(pair[1], by_loss[names[place]], who, first=column == 0)
-    _share_heights(axes, rows)
-    handles = {label: handle for ax in axes.flat for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)}
-    figure.legend(handles.values(), handles, loc="outside upper center", ncols=6, frameon=False, fontsize=9)
-    figure.supxlabel(_below(setting), fontsize=8, color=GRAY)
-    with atomic_write(file) as temporary:
-        figure.savefig(temporary, format="png", dpi=110)
+    columns = min(COLUMNS, len(by_loss))
+    blocks = -(-len(by_loss) // columns)
+    size = 0.6 + 2.7 * max(columns, 2), 0.9 + 4.1 * blocks
+    with figure_file(file, size, 2 * blocks, columns, sharex=True) as axes:
+        panels = [(axes[2 * block][column], axes[2 * block + 1][column], column == 0)
+                  for block in range(blocks) for column in range(columns)]  # fmt: skip
+        for (above, below, first), some in zip(panels, by_loss.values(), strict=False):
+            _time(above, some, who, first=first)
+            _memory(below, some, who, first=first)
+        for above, below, _ in panels[len(by_loss) :]:
+            above.set_visible(False)
+            below.set_visible(False)
+        _share_limits(axes, rows)
+        labels = {
+            label: handle for ax in axes.flat for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)
+        }
+        figure = axes[0][0].figure
+        figure.legend(labels.values(), labels, loc="outside upper center", ncols=6, frameon=False, fontsize=9)
+        figure.supxlabel(_describe(setting), fontsize=8, color=style.GRAY)
 
 
 def _time(ax: Any, rows: Sequence[Row], who: str, *, first: bool) -> None:
     for precision, some in _by_precision(rows).items():
         limits = [(row.rows, 1e3 * row.limit) for row in some if row.limit]
-        _line(ax, limits, {"color": GRAY, "linestyle": "--", "linewidth": 1, "label": "two products"}, precision, rows)
+        _line(
+            ax,
+            limits,
+            {"color": style.GRAY, "linestyle": "--", "linewidth": 1, "label": "two products"},
+            precision,
+            rows,
+        )
         _curve(ax, [(size, 1e3 * value) for size, value in _points(some, who, "seconds")], "nearfar", precision, rows)
     rows = _first(rows)
     theirs = [(size, 1e3 * value) for size, value in _points(rows, PEER, "seconds")]
@@ -67,7 +67,14 @@ def _time(ax: Any, rows: Sequence[Row], who: str, *, first: bool) -> None:
 
 def _memory(ax: Any, rows: Sequence[Row], who: str, *, first: bool) -> None:
     sizes = sorted({row.rows for row in rows})
-    ax.plot(sizes, [4 * n * n / 2**20 for n in sizes], color=GRAY, linestyle=":", linewidth=1, label="one B x B matrix")
+    ax.plot(
+        sizes,
+        [4 * n * n / 2**20 for n in sizes],
+        color=style.GRAY,
+        linestyle=":",
+        linewidth=1,
+        label="one B x B matrix",
+    )
     for precision, some in _by_precision(rows).items():
         _curve(ax, list(_points(some, who, "megabytes")), "nearfar", precision, rows)
     rows = _first(rows)
@@ -108,7 +115,7 @@ def _curve(
 def _line(
     ax: Any, points: Sequence[tuple[float, float]], style: dict[str, Any], precision: str, rows: Sequence[Row]
 ) -> None:
-    """Draw a curve; one that is not in the first precision is paler and says so."""
+    """Draw a curve; precisions after the first are paler, and named in the legend."""
     if points and rows and precision != rows[0].precision:
         style = {**style, "alpha": 0.45, "label": f"{style['label']}, {precision}"}
     if points:
@@ -116,17 +123,17 @@ def _line(
 
 
 def _failure(ax: Any, rows: Sequence[Row], before: Sequence[tuple[float, float]]) -> None:
-    """Draw a cross where PML failed first, above its last point, with the reason."""
+    """Draw a cross at the size where PML failed first, with the reason."""
     failed = next((row for row in rows if PEER in row.cells and row.cells[PEER].failed), None)
     if failed is None:
         return
     why = failed.cells[PEER].failed.split(" at ")[0].split(":")[0]
-    # as high as the next point would be if it grew by the square of the rows: no number was measured there
+    # there is no measurement at this size: the height extrapolates the last point by the square of the rows
     height = before[-1][1] * (failed.rows / before[-1][0]) ** 2 if before else 1.0
     ax.plot(
-        failed.rows, height, color=RED, marker="x", markersize=8, markeredgewidth=2, linestyle="", label="PML fails"
+        failed.rows, height, color=FAILURE, marker="x", markersize=8, markeredgewidth=2, linestyle="", label="PML fails"
     )
-    ax.annotate(why, (failed.rows, height), xytext=(6, -3), textcoords="offset points", fontsize=8, color=RED)
+    ax.annotate(why, (failed.rows, height), xytext=(6, -3), textcoords="offset points", fontsize=8, color=FAILURE)
 
 
 def _frame(ax: Any, ylabel: str) -> None:
@@ -134,12 +141,12 @@ def _frame(ax: Any, ylabel: str) -> None:
     ax.set_yscale("log")
     ax.set_ylabel(ylabel, fontsize=8)
     ax.tick_params(labelsize=7, labelbottom=True)
-    ax.spines[["top", "right"]].set_visible(False)
+    style.plain(ax)
     ax.grid(visible=True, which="major", color="#e6e8ea", linewidth=0.6)
 
 
-def _share_heights(axes: Any, rows: Sequence[Row]) -> None:
-    """Use the same limits for all panels of time, and for all of memory, so that losses can be compared."""
+def _share_limits(axes: Any, rows: Sequence[Row]) -> None:
+    """Use the same limits for all panels of time and for all of memory, so that losses can be compared."""
     for kind in (0, 1):
         panels = [ax for line in axes[kind::2] for ax in line if ax.get_visible()]
         low = min(ax.get_ylim()[0] for ax in panels)
@@ -153,7 +160,7 @@ def _share_heights(axes: Any, rows: Sequence[Row]) -> None:
         ax.minorticks_off()
 
 
-def _below(setting: Mapping[str, Any]) -> str:
+def _describe(setting: Mapping[str, Any]) -> str:
     config, versions = setting["config"], setting["versions"]
     software = ", ".join(f"{name} {word}" for name, word in versions.items() if word)
     threads = f", {config['threads']} thread(s)" if config.get("device", "cpu") == "cpu" else ""

@@ -1,4 +1,4 @@
-"""How many operations a step asks of the device: kernel launches on a GPU, calls of PyTorch's operators on a CPU."""
+"""Number of operations in a step: kernel launches on a GPU, calls of PyTorch's operators on a CPU."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from nearfar.bench.subjects import Step, backward
 __all__ = ["launches"]
 
 LAUNCH = ("LaunchKernel", "GraphLaunch")
-"""What the names of CUDA's functions that start kernels have in them: of the runtime, of the driver, and of graphs."""
+"""Parts of the names of CUDA functions that start kernels, in the runtime, the driver and graphs."""
 NO_KERNEL = ("Mem", "##", "ProfilerStep", "Torch-Compiled")
-"""How the names of copies and of marks on the device begin."""
+"""Prefixes of device events that are copies or marks, and no kernels."""
 
 
 def launches(step: Step, e: Tensor, y: Tensor) -> int:
     """The number of kernels that one step starts on a GPU (a CUDA graph counts once), or of operators on a CPU."""
-    backward(step, e, y)  # what is set up once does not count
+    backward(step, e, y)  # one-time setup does not count
     e.grad = torch.zeros_like(e)
     try:
         return _kernels(step, e, y) if e.device.type == "cuda" else _operators(step, e, y)
@@ -50,22 +50,20 @@ def _kernels(step: Step, e: Tensor, y: Tensor) -> int:
     from torch.profiler import ProfilerActivity, profile
 
     torch.cuda.synchronize()
-    # events are kept, as torch 2.11 warns where they are not, although there is one cycle
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], acc_events=True) as watched:
+    # without `acc_events` torch 2.11 warns, although there is only one cycle
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], acc_events=True) as profiler:
         backward(step, e, y)
         torch.cuda.synchronize()
-    events = list(watched.events() or ())
-    here: list[str] = []
-    there: list[str] = []
-    for each in events:
-        (here if each.device_type.name == "CPU" else there).append(each.name)
-    return kernels_of(here, there)
+    events = list(profiler.events() or ())
+    host = [each.name for each in events if each.device_type.name == "CPU"]
+    return kernels_of(host, [each.name for each in events if each.device_type.name != "CPU"])
 
 
 def kernels_of(host: Iterable[str], device: Iterable[str]) -> int:
-    """The number of launches from the names of what a profile saw on the host and on the device.
+    """The number of launches, from the names of a profile's events on the host and on the device.
 
-    A launch that the profiler did not see on the host has left its kernel on the device; of a graph there are many.
+    Launches that the profiler missed on the host are counted by their kernels on the device. A graph is one launch of
+    many kernels.
 
     >>> kernels_of(["aten::mm", "cudaLaunchKernel", "cudaMemcpyAsync"], ["gemm", "Memcpy HtoD", "epilogue"])
     2

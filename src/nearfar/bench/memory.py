@@ -1,7 +1,7 @@
 """Peak memory of a step: forward and backward in a separate process, under limits of memory and time.
 
-The process is new, so that what another loss left behind, or what a library loads once, does not count. A loss that
-exceeds the limit is stopped there by the operating system, and this process continues.
+A new process does not count memory that another loss has left, or libraries that are loaded once. If a loss exceeds the
+limit, the operating system stops that process, and the benchmark continues.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["Limits", "Peak", "Task", "peak", "peak_on_gpu"]
 WARM_ROWS = 64
 READY = "ready"
 LOADING = 120.0
-"""Seconds that a process may take to load its libraries."""
+"""Seconds for a process to load its libraries."""
 STATUS = Path("/proc/self/status")
 
 
@@ -104,7 +104,7 @@ def peak(task: Task, limits: Limits) -> Peak:
 
 
 def _answer(pipe: Connection, limits: Limits) -> Peak:
-    """Receive the child's result; it sends "ready" before the step, from which the time is counted."""
+    """Receive the child's result; the time limit starts when the child sends `READY`, before the step."""
     try:
         if not pipe.poll(limits.seconds + LOADING):
             return Peak(failed="time")
@@ -113,35 +113,35 @@ def _answer(pipe: Connection, limits: Limits) -> Peak:
             if not pipe.poll(limits.seconds):
                 return Peak(failed="time")
             found = pipe.recv()
-    except EOFError:  # killed by the operating system, which kills for want of memory
+    except EOFError:  # killed by the operating system, for lack of memory
         return Peak(failed="memory")
-    assert isinstance(found, Peak)  # noqa: S101 - the child says nothing else
+    assert isinstance(found, Peak)  # noqa: S101 - the child sends nothing else
     return found
 
 
-def _child(task: Task, limits: Limits, tell: Connection) -> None:
+def _child(task: Task, limits: Limits, answer: Connection) -> None:
     torch.set_num_threads(task.threads)
-    tell.send(_caught(lambda: _in_child(task, limits, tell)))
+    answer.send(_catch(lambda: _in_child(task, limits, answer)))
 
 
-def _in_child(task: Task, limits: Limits, tell: Connection) -> Peak:
+def _in_child(task: Task, limits: Limits, answer: Connection) -> Peak:
     few = min(WARM_ROWS, task.rows)
-    backward(task.step(few), *batch(few, task.width, precision=task.precision))  # what is loaded once does not count
+    backward(task.step(few), *batch(few, task.width, precision=task.precision))  # loads libraries
     step = task.step()
     e, y = batch(task.rows, task.width, precision=task.precision)
     e.grad = torch.zeros_like(e)
-    tell.send(READY)
-    _bounded(limits)
+    answer.send(READY)
+    _limit_memory(limits)
     clock = clock_of(task.device, task.threads)
-    before, start = _from_now(), clock()
+    before, start = _reset_peak(), clock()
     backward(step, e, y)
-    return Peak(_highest() - before, clock() - start)
+    return Peak(_peak_so_far() - before, clock() - start)
 
 
 def peak_on_gpu(step: Step, e: torch.Tensor, y: torch.Tensor) -> Peak:
-    """Peak memory on a GPU, in this process, because CUDA counts allocations; a first step is not counted."""
+    """Peak memory of a step on a GPU, from CUDA's allocator in this process, after a first step."""
 
-    def measured() -> Peak:
+    def measure() -> Peak:
         e.grad = torch.zeros_like(e)
         backward(step, e, y)
         torch.cuda.synchronize()
@@ -153,22 +153,22 @@ def peak_on_gpu(step: Step, e: torch.Tensor, y: torch.Tensor) -> Peak:
         return Peak((torch.cuda.max_memory_allocated() - before) / 2**20, spent)
 
     try:
-        return _caught(measured)
+        return _catch(measure)
     finally:
         e.grad = None
-        torch.cuda.empty_cache()  # what a failed step had taken
+        torch.cuda.empty_cache()  # release the memory of a failed step
 
 
-def _caught(measured: Callable[[], Peak]) -> Peak:
+def _catch(measure: Callable[[], Peak]) -> Peak:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what a loss warns of is not what is measured
+        warnings.simplefilter("ignore")  # warnings of a loss are not results
         try:
-            return measured()
-        except Exception as error:  # whatever a loss raises is a finding
+            return measure()
+        except Exception as error:  # any error of a loss is a result
             return Peak(failed=reason(error))
 
 
-def _bounded(limits: Limits) -> None:
+def _limit_memory(limits: Limits) -> None:
     """Limit the memory of this process by the operating system."""
     if STATUS.exists():
         import resource
@@ -177,18 +177,18 @@ def _bounded(limits: Limits) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
 
 
-def _from_now() -> float:
+def _reset_peak() -> float:
     """Megabytes in use now; resets the peak if the system allows it."""
     if not STATUS.exists():
-        return _highest()
+        return _peak_so_far()
     try:
         Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
-    except OSError:  # not allowed in some containers: then the peak of the small step stands
+    except OSError:  # not allowed in some containers: the peak of the small step stays
         return _resident("VmHWM")
     return _resident("VmRSS")
 
 
-def _highest() -> float:
+def _peak_so_far() -> float:
     """The peak memory so far in megabytes."""
     if STATUS.exists():
         return _resident("VmHWM")

@@ -1,4 +1,4 @@
-"""How long a step will take, from smaller sizes: what cannot end within its limit, or within the run, is not begun."""
+"""Expected time of a step, from smaller sizes, so that steps that cannot end within their limit are not begun."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from nearfar.bench.timing import LIMIT
 __all__ = ["Pace"]
 
 REPEATS = 5
-"""Steps of a contestant that are expected in a row, with warm-up and the step that measures memory."""
+"""Expected steps of a contestant in a row: warm-up, the step that measures memory, and rounds."""
 
 
 class Pace:
-    """What earlier rows say about later ones; a step of four times the pairs is expected to take four times as long.
+    """Predicts the time of later rows from earlier ones, in proportion to the number of pairs.
 
     Args:
         step: seconds that one step may take.
@@ -29,7 +29,7 @@ class Pace:
         self._failed: dict[tuple[str, str, str], tuple[int, str]] = {}
 
     def note(self, row: Row) -> None:
-        """Learn from a row."""
+        """Record the times and failures of a row."""
         for who, cell in row.cells.items():
             key = row.loss, row.precision, who
             if cell.seconds is not None:

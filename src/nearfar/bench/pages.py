@@ -1,4 +1,4 @@
-"""Output of results: a line per row and JSON while it runs, Markdown and a PNG at the end."""
+"""Output of a benchmark: a line per row and JSON while it runs, Markdown and a PNG at the end."""
 
 from __future__ import annotations
 
@@ -9,19 +9,21 @@ from pathlib import Path
 from typing import Any
 
 from nearfar._utils.files import write_text
+from nearfar._utils.tables import as_json, markdown, round_numbers
 from nearfar.bench.figure import draw
-from nearfar.bench.study import Cell, Plan, Row, about, growth
+from nearfar.bench.results import Cell, Row, growth
+from nearfar.bench.study import Plan, about
 from nearfar.bench.subjects import PEER, PRECISIONS, SUBJECTS
 
 __all__ = ["as_json", "contest", "growth_table", "keep", "known", "line", "markdown", "record", "report", "setting",
            "table", "write"]  # fmt: skip
 
 AUTO = "auto"
-"""The default engine, which is not mentioned."""
+"""The default engine, whose name is left out."""
 USUAL = "float32"
-"""The default precision, likewise."""
+"""The default precision, whose name is left out."""
 SAME = ("width", "threads", "engines")
-"""What must be the same for two runs to be one."""
+"""Keys that must be equal for a run to be resumed."""
 HEAD = ("loss", "B", "ms", "x limit", "PML / ours", "MB", "PML MB")
 
 
@@ -78,20 +80,14 @@ def growth_table(rows: Sequence[Row], who: str) -> str:
     return markdown(("loss", "time ~ B^", "memory ~ B^"), lines)
 
 
-def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table."""
-    lines = [f"| {' | '.join(cells)} |" for cells in (head, *rows)]
-    return "\n".join([lines[0], "|---" * len(head) + "|", *lines[1:]])
-
-
 def report(rows: Sequence[Row], plan: Plan) -> str:
     """The whole report in Markdown."""
-    told, who = about(plan), plan.engines[0]
-    missing = told["versions"]["pytorch-metric-learning"] is None
+    found, who = about(plan), plan.engines[0]
+    missing = found["versions"]["pytorch-metric-learning"] is None
     threads = f", {plan.threads} thread{'s' * (plan.threads > 1)}" if plan.device == "cpu" else ""
     parts = [
-        f"# nearfar bench: {told['device']}{threads}, d = {plan.width}",
-        setting(plan, told["versions"]),
+        f"# nearfar bench: {found['device']}{threads}, d = {plan.width}",
+        setting(plan, found["versions"]),
         "pytorch-metric-learning (PML) is not installed: its columns are empty." if missing else "",
         table(rows, who) if len(plan.engines) == len(plan.precisions) == 1 and not plan.launches else contest(rows),
         f"## Growth\n\nSlopes on logarithmic axes, from 4,096 rows on or over the three largest sizes.\n\n"
@@ -101,7 +97,7 @@ def report(rows: Sequence[Row], plan: Plan) -> str:
 
 
 def setting(plan: Plan, versions: Mapping[str, Any]) -> str:
-    """A paragraph about how it was measured."""
+    """A paragraph about the protocol."""
     software = ", ".join(f"{name} {word}" for name, word in versions.items() if word)
     clock = "CPU seconds" if plan.device == "cpu" and plan.threads == 1 else "by the clock"
     alone, most = ", in a process of its own", f"{plan.limits.megabytes:,.0f} MB"
@@ -119,17 +115,9 @@ def setting(plan: Plan, versions: Mapping[str, Any]) -> str:
 
 
 def record(rows: Sequence[Row], plan: Plan) -> dict[str, Any]:
-    """The whole record for JSON."""
+    """The content of the JSON file."""
     exponents = {who: growth(rows, who) for who in plan.engines}
     return {**about(plan), "exponents": exponents, "results": [row.to_dict() for row in rows]}
-
-
-def as_json(found: Mapping[str, Any]) -> str:
-    """JSON with one result per line, numbers with five digits."""
-    plain = _plain(found)
-    results = ",\n".join("  " + json.dumps(each, allow_nan=False) for each in plain.pop("results"))
-    head = json.dumps(plain, indent=1, allow_nan=False).removesuffix("\n}")
-    return f'{head},\n "results": [\n{results}\n ]\n}}\n'
 
 
 def write(folder: Path, rows: Sequence[Row], plan: Plan, name: str = "bench") -> list[Path]:
@@ -142,25 +130,25 @@ def write(folder: Path, rows: Sequence[Row], plan: Plan, name: str = "bench") ->
 
 
 def keep(file: Path, rows: Iterable[Row], plan: Plan) -> list[Row]:
-    """Write the JSON of the rows so far, completely or not at all, and return them in the order of tables."""
+    """Write the JSON of the rows so far, and return them in the order of tables."""
     names, precisions = list(SUBJECTS), list(PRECISIONS)
-    kept = sorted(rows, key=lambda row: (names.index(row.loss), precisions.index(row.precision), row.rows))
-    write_text(file, as_json(record(kept, plan)))
-    return kept
+    ordered = sorted(rows, key=lambda row: (names.index(row.loss), precisions.index(row.precision), row.rows))
+    write_text(file, as_json(record(ordered, plan)))
+    return ordered
 
 
 def known(file: Path, plan: Plan) -> list[Row]:
-    """The rows of an earlier run, to go on from; ValueError if it was of another machine, width or software."""
+    """The rows of an earlier run to resume; ValueError if it had another machine, width or software."""
     if not file.exists():
         return []
     try:
-        told = json.loads(file.read_text(encoding="utf-8"))
-        rows = [Row.from_dict(each) for each in told["results"]]
-        before = {key: told[key] for key in ("device", "versions")} | {key: told["config"][key] for key in SAME}
+        found = json.loads(file.read_text(encoding="utf-8"))
+        rows = [Row.from_dict(each) for each in found["results"]]
+        before = {key: found[key] for key in ("device", "versions")} | {key: found["config"][key] for key in SAME}
     except (json.JSONDecodeError, KeyError, TypeError):
         raise ValueError(f"bench: {file} holds no results to resume; name another folder with --out.") from None
     mine = about(plan)
-    now = _plain({key: mine[key] for key in ("device", "versions")} | {key: mine["config"][key] for key in SAME})
+    now = round_numbers({key: mine[key] for key in ("device", "versions")} | {key: mine["config"][key] for key in SAME})
     for key, value in now.items():
         if before[key] != value:
             raise ValueError(
@@ -168,14 +156,6 @@ def known(file: Path, plan: Plan) -> list[Row]:
                 "folder with --out."
             )
     return rows
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _plain(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
-    return float(f"{value:.5g}") if isinstance(value, float) else value
 
 
 def _ms(cell: Cell) -> str:

@@ -1,4 +1,4 @@
-"""What a benchmark finds: a row for one loss at one size, with a cell for each engine and for PML; and growth."""
+"""Results of a benchmark: a row for one loss at one size, a cell for each engine and for PML, and growth with B."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 __all__ = ["Cell", "Row", "exponent", "growth"]
 
 FIT_FROM, FIT_LEAST = 4096, 3
-"""Growth is fitted from this number of rows, where every loss is tiled, or over the three largest sizes."""
+"""Growth is fitted from this number of rows, where every loss runs in strips, or over the three largest sizes."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Row:
 
     @classmethod
     def from_dict(cls, found: Mapping[str, Any]) -> Row:
-        """Build from the result of `to_dict`; what an older file does not have is left at its default."""
+        """Build from the result of `to_dict`; values that an older file lacks keep their defaults."""
         cells = {who: Cell(**{key: cell[key] for key in CELL if key in cell}) for who, cell in found["cells"].items()}
         return cls(**{**found, "cells": cells})
 

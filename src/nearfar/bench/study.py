@@ -1,4 +1,4 @@
-"""A benchmark: each loss at each size, its time beside PML's and the two-product limit, its memory and launches."""
+"""A benchmark: time, memory and launches of each loss at each size, beside PML and the two-product limit."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from nearfar.bench.subjects import (
     Subject,
     backward,
     batch,
-    chosen,
+    choose_subjects,
     matmul,
     our_step,
 )
-from nearfar.bench.timing import LIMIT, Patience, reason, taking_turns, threads
+from nearfar.bench.timing import LIMIT, Patience, reason, threads, time_in_turns
 
 __all__ = ["Cell", "DeviceLostError", "Plan", "Row", "Watch", "about", "exponent", "growth", "measure", "offered",
            "peer_version"]  # fmt: skip
@@ -40,7 +40,7 @@ ENGINES = ("auto", "dense", "tiled", "fused", "compiled")
 
 
 class DeviceLostError(RuntimeError):
-    """The device answers no longer, such as after an illegal access: only another process can go on."""
+    """The device no longer responds, such as after an illegal access: only a new process can continue."""
 
 
 @dataclass(frozen=True)
@@ -57,10 +57,10 @@ class Plan:
         peers: whether to run PML too, if it is installed.
         memory: whether to measure peak memory; without it, only the time limit can stop PML.
         patience: rounds and time of the timing.
-        limits: limits of one step; what exceeds them is marked as failed, and larger sizes are not tried.
+        limits: limits of one step; a step that exceeds them is marked as failed, and larger sizes are not tried.
         precisions: of the embeddings: "float32", "tf32" (float32 with TF32 products), "bf16", "fp16", "float64".
         launches: the most rows for which launches are counted; 0 for never.
-        seconds: begin nothing that is not expected to end within this time; None for no end.
+        seconds: begin no step that is not expected to end within this time; None for no limit.
     """
 
     losses: tuple[str, ...] = ()
@@ -78,7 +78,7 @@ class Plan:
     seconds: float | None = None
 
     def __post_init__(self) -> None:
-        chosen(self.losses)
+        choose_subjects(self.losses)
         if not self.sizes or min(self.sizes) < 8:
             raise ValueError(
                 f"bench: sizes must be numbers of rows, each at least 8, but came as {list(self.sizes)}; try 128,1024."
@@ -96,7 +96,7 @@ class Plan:
 
 
 def offered(device: str, engines: Iterable[str] = ("auto", "dense", "tiled", "fused")) -> tuple[str, ...]:
-    """The engines with which a loss runs on a device: it is asked, by a call with a few rows.
+    """The engines that run on a device, found by calling a loss with a few rows.
 
     >>> offered("cpu")[:3]
     ('auto', 'dense', 'tiled')
@@ -106,14 +106,14 @@ def offered(device: str, engines: Iterable[str] = ("auto", "dense", "tiled", "fu
 
 def _refused(subject: Subject, engine: str, device: str) -> str:
     """Why a loss does not run with an engine on a device, in one line, or ""."""
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
         try:
             backward(our_step(subject, 16, 32, engine, device), *batch(16, 32, device))
-        except Exception as error:  # whatever it says
+        except Exception as error:  # any error of an engine is an answer
             return reason(error)
-    # an engine that another one stands in for is not there
-    return next((str(each.message) for each in said if engine in str(each.message)), "")
+    # a warning that names the engine says that another one runs in its place
+    return next((str(each.message) for each in heard if engine in str(each.message)), "")
 
 
 def measure(plan: Plan, watch: Watch = lambda what, done, total: None, known: Sequence[Row] = ()) -> Iterator[Row]:
@@ -131,7 +131,7 @@ def measure(plan: Plan, watch: Watch = lambda what, done, total: None, known: Se
     work = [
         (subject, rows, precision)
         for rows in sorted(set(plan.sizes))
-        for subject in chosen(plan.losses)
+        for subject in choose_subjects(plan.losses)
         for precision in plan.precisions
     ]
     pace = Pace(plan.limits.seconds, plan.seconds, time.monotonic)
@@ -156,7 +156,7 @@ def measure(plan: Plan, watch: Watch = lambda what, done, total: None, known: Se
 
 
 def _row(plan: Plan, subject: Subject, rows: int, precision: str, contestants: Iterable[str], pace: Pace) -> Row:
-    """Measure one row; a contestant that fails has a word for it, and the others go on."""
+    """Measure one row; a contestant that fails is marked with the reason, and the others go on."""
     cells = {who: Cell(failed=pace.failed(subject.name, rows, precision, who)) for who in contestants}
     made = Row(subject.name, rows, plan.width, plan.threads, None, 0, cells, precision)
     if pace.failed(subject.name, rows, precision, LIMIT):
@@ -172,43 +172,43 @@ def _row(plan: Plan, subject: Subject, rows: int, precision: str, contestants: I
                 task = Task(subject.name, who, rows, plan.width, plan.threads, plan.device, precision)
                 cells[who] = _cell(plan, task, steps, e, y)
         failed: dict[str, str] = {}
-        timed = taking_turns(steps, e, y, plan.patience, failed)
+        timed = time_in_turns(steps, e, y, plan.patience, failed)
     for who in steps:
         cells[who] = replace(cells[who], seconds=timed.seconds.get(who), failed=failed.get(who, ""))
     return replace(made, limit=timed.seconds.get(LIMIT), rounds=timed.rounds, cells=cells)
 
 
 def _cell(plan: Plan, task: Task, steps: dict[str, Step], e: Tensor, y: Tensor) -> Cell:
-    """Memory and launches of one contestant; it is added to the `steps` that are to be timed if it did not fail."""
+    """Memory and launches of one contestant; it is added to `steps`, which are timed, unless it failed."""
     if not _alive(plan.device):
         return Cell(failed="device lost")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what a loss warns of is not what is measured
+        warnings.simplefilter("ignore")  # warnings of a loss are not results
         try:
             step = task.step()
-            took = _took(plan, task, step, e, y)
-            if took.failed:
-                return Cell(failed=took.failed)
-            # a step that takes so long is not taken again: its time is that of the one which measured its memory
-            if took.seconds is not None and took.seconds > plan.patience.seconds:
-                return Cell(took.seconds, took.megabytes)
+            found = _peak(plan, task, step, e, y)
+            if found.failed:
+                return Cell(failed=found.failed)
+            # a long step is not repeated: its time is that of the step that measured its memory
+            if found.seconds is not None and found.seconds > plan.patience.seconds:
+                return Cell(found.seconds, found.megabytes)
             counted = launches(step, e, y) if task.rows <= plan.launches else None
-        except Exception as error:  # whatever a loss raises is a finding
+        except Exception as error:  # any error of a loss is a result
             return Cell(failed=reason(error))
     steps[task.engine] = step
-    return Cell(None, took.megabytes, "", counted)
+    return Cell(None, found.megabytes, "", counted)
 
 
-def _took(plan: Plan, task: Task, step: Step, e: Tensor, y: Tensor) -> Peak:
+def _peak(plan: Plan, task: Task, step: Step, e: Tensor, y: Tensor) -> Peak:
     if task.engine == "compiled" or plan.device == "cuda":
-        backward(step, e, y)  # compilation, of kernels too, is no part of a round
+        backward(step, e, y)  # compile before measuring
     if not plan.memory:
         return Peak()
     return peak_on_gpu(step, e, y) if plan.device == "cuda" else peak(task, plan.limits)
 
 
 def _alive(device: str) -> bool:
-    """Whether the device still answers."""
+    """Whether the device still responds."""
     if device != "cuda":
         return True
     try:

@@ -1,8 +1,8 @@
 """The subjects of the benchmark: every loss and every miner, with its counterpart in pytorch-metric-learning (PML).
 
-Where both have a loss, the settings are those with which they compute the same value, or as nearly as possible: margin,
-angular and proxy losses differ in what they average over or in their initialization. Losses that PML lacks have no
-counterpart. A miner is timed inside a loss, because it runs there.
+Where both have a loss, the settings make them compute the same value, as nearly as possible: margin, angular and proxy
+losses differ in what they average over or in their initialization. Losses that PML lacks have no counterpart. A miner
+is timed inside a loss.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
+from inspect import signature
 from typing import Any
 
 import torch
@@ -33,7 +34,7 @@ __all__ = [
     "Subject",
     "backward",
     "batch",
-    "chosen",
+    "choose_subjects",
     "matmul",
     "our_step",
     "peer_step",
@@ -57,8 +58,8 @@ PRECISIONS = {
     "float64": torch.float64,
 }
 """Precisions of embeddings; "tf32" is float32 whose products may use TF32."""
-DRAWN_HERE = 2**24
-"""Numbers up to which embeddings are drawn on the CPU, so that every device has the same."""
+DRAWN_ON_CPU = 2**24
+"""Up to this size embeddings are drawn on the CPU, so that they are the same on every device."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,12 @@ def _pair(name: str, make: Make, peer: Peer | None = None, usual: bool = False) 
 
 def _classes(rows: int) -> int:
     return max(1, rows // EACH)
+
+
+def _with_defaults(loss: type[torch.nn.Module]) -> Make:
+    """How to make a loss with its defaults, and with the number of classes if it has a vector for each class."""
+    classes = "classes" in signature(loss).parameters
+    return lambda rows, width, engine: loss(*((_classes(rows), width) if classes else ()), engine=engine)
 
 
 SUBJECTS: dict[str, Subject] = dict(
@@ -162,13 +169,16 @@ SUBJECTS: dict[str, Subject] = dict(
     )
 )  # fmt: skip
 """All subjects by name, in the order of tables."""
+_named = {name.split()[0] for name in SUBJECTS}
+# a loss that is not listed above is timed with its defaults
+SUBJECTS |= {name: Subject(name, _with_defaults(getattr(L, name))) for name in L.__all__ if name not in _named}
 
 
 def _filtered(miner: miners.Miner, engine: Any) -> torch.nn.Module:
     return L.Contrastive(power=1, reduction="nonzero", miner=miner, engine=engine)
 
 
-def chosen(names: Iterable[str]) -> list[Subject]:
+def choose_subjects(names: Iterable[str]) -> list[Subject]:
     """The subjects of these names; the usual ones without names."""
     wanted = list(dict.fromkeys(names))
     for name in wanted:
@@ -182,7 +192,7 @@ def batch(rows: int, width: int, device: str = "cpu", precision: str = "float32"
     """Random embeddings [rows, width] that require a gradient, and shuffled labels [rows], four per class."""
     generator = torch.Generator().manual_seed(0)
     labels = (torch.arange(rows) // EACH)[torch.randperm(rows, generator=generator)].clamp(max=_classes(rows) - 1)
-    if rows * width > DRAWN_HERE:
+    if rows * width > DRAWN_ON_CPU:
         generator = torch.Generator(device).manual_seed(0)
     e = torch.randn(rows, width, generator=generator, device=generator.device)
     return e.to(device, PRECISIONS[precision]).requires_grad_(), labels.to(device)
@@ -190,7 +200,7 @@ def batch(rows: int, width: int, device: str = "cpu", precision: str = "float32"
 
 @contextmanager
 def matmul(precision: str) -> Iterator[None]:
-    """Allow TF32 products of float32 within the block, or not."""
+    """Within the block, allow TF32 products of float32 only for the precision "tf32"."""
     setting = torch.backends.cuda.matmul
     before, setting.allow_tf32 = setting.allow_tf32, precision == "tf32"
     try:

@@ -1,7 +1,7 @@
 """Timing: engines and PML take turns within a round, and medians over rounds are compared.
 
-One thread on a CPU is timed in CPU seconds, so that other processes do not count; several threads, and a GPU, by the
-wall clock.
+One thread on a CPU is timed in CPU seconds, so that other processes do not count; several threads and GPUs by the wall
+clock.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from torch import Tensor
 
 from nearfar.bench.subjects import Step, backward
 
-__all__ = ["LIMIT", "Patience", "Timed", "clock_of", "products", "reason", "taking_turns", "threads"]
+__all__ = ["LIMIT", "Patience", "Timed", "clock_of", "products", "reason", "threads", "time_in_turns"]
 
 LIMIT = "limit"
 """The name of the two products `(E @ E.T) @ E`."""
 WHOLE = {"cpu": 8192, "cuda": 32768}
-"""Rows up to which the two products hold all scores; beyond, strips of rows are as fast and need less memory."""
+"""Rows up to which the two products hold all scores; above, strips of rows are as fast and need less memory."""
 STRIP = 2**30
-"""The most scores of such a strip."""
+"""Maximum number of scores in a strip."""
 WARM = 5
-"""Calls before a GPU is timed."""
+"""Warm-up calls on a GPU."""
 SMALL = 2048
 
 
@@ -60,7 +60,7 @@ def products(e: Tensor) -> None:
         (rows @ e.T) @ e
 
 
-def taking_turns(
+def time_in_turns(
     steps: dict[str, Step], e: Tensor, y: Tensor, patience: Patience, failed: dict[str, str] | None = None
 ) -> Timed:
     """Time forward and backward of each step, and of the two products, in turns.
@@ -70,30 +70,30 @@ def taking_turns(
         e: [n, d] embeddings.
         y: [n] labels.
         patience: for how long.
-        failed: where to note why a step failed, which has no other turn then; without it the error is raised.
+        failed: receives the reason of each step that failed, which is then left out; None: errors are raised.
     """
     clock = clock_of(e.device.type, torch.get_num_threads())
     found: dict[str, list[float]] = {name: [] for name in (LIMIT, *steps)}
     begin = time.perf_counter()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what a loss warns of is not what is measured
+        warnings.simplefilter("ignore")  # warnings of a loss are not results
         if e.is_cuda:
             _warm(steps, e, y, patience.seconds, failed)
             begin = time.perf_counter()
         for turn in range(patience.rounds + 1):
             if turn and time.perf_counter() - begin > patience.seconds:
                 break
-            # in alternating order: the first step finds the cache of another, and must not always be the same one
+            # alternate the order: the first step finds the cache of another, and must not always be the same one
             order = dict(reversed(steps.items())) if turn % 2 else steps
             for name, seconds in _round(order, e, y, clock, failed):
                 found[name].append(seconds)
-    kept = {name: all_of[1:] or all_of for name, all_of in found.items() if all_of and name not in (failed or ())}
-    rounds = max((len(all_of) for all_of in kept.values()), default=0)
-    return Timed({name: statistics.median(each) for name, each in kept.items()}, rounds)
+    times = {name: each[1:] or each for name, each in found.items() if each and name not in (failed or ())}
+    rounds = max(map(len, times.values()), default=0)
+    return Timed({name: statistics.median(each) for name, each in times.items()}, rounds)
 
 
 def _warm(steps: Mapping[str, Step], e: Tensor, y: Tensor, seconds: float, failed: dict[str, str] | None) -> None:
-    """Run each step until it has recorded itself, which takes a few calls and is no part of a step."""
+    """Warm up: the first calls of a step on a GPU compile and record it."""
     for name, step in steps.items():
         begin = time.perf_counter()
         for _ in range(WARM):
@@ -101,7 +101,7 @@ def _warm(steps: Mapping[str, Step], e: Tensor, y: Tensor, seconds: float, faile
                 break
             try:
                 _turn(step, e, y, time.perf_counter)
-            except Exception as error:  # whatever a loss raises is a finding
+            except Exception as error:  # any error of a loss is a result
                 if failed is None:
                     raise
                 failed[name] = reason(error)
@@ -116,7 +116,7 @@ def _round(
             continue
         try:
             seconds = _limit(e, clock) if name == LIMIT else _turn(steps[name], e, y, clock)
-        except Exception as error:  # whatever a loss raises is a finding
+        except Exception as error:  # any error of a loss is a result
             if failed is None:
                 raise
             failed[name] = reason(error)
@@ -126,7 +126,7 @@ def _round(
 
 def _limit(e: Tensor, clock: Callable[[], float]) -> float:
     with torch.no_grad():
-        if len(e) <= SMALL:  # what came before has cleared the cache, and the smallest step would pay for it
+        if len(e) <= SMALL:  # warm the cache, which matters for the smallest sizes
             products(e)
         start = clock()
         products(e)
@@ -149,20 +149,20 @@ def reason(error: BaseException) -> str:
     text = str(error).lower()
     if isinstance(error, MemoryError) or "allocate memory" in text or "out of memory" in text:
         return "memory"
-    said = str(error).strip().splitlines() or [""]
-    return f"{type(error).__name__}: {said[0]}".rstrip(": ")[:160]
+    lines = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0]}".rstrip(": ")[:160]
 
 
 def clock_of(device: str, threads: int) -> Callable[[], float]:
-    """The clock to use; see the module."""
+    """CPU seconds for one thread on a CPU, else the wall clock; a GPU is synchronized first."""
     if device == "cpu":
         return time.process_time if threads == 1 else time.perf_counter
 
-    def waited() -> float:
+    def synchronized() -> float:
         torch.cuda.synchronize()
         return time.perf_counter()
 
-    return waited
+    return synchronized
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""`nearfar demo`: a small network learns to retrieve characters of scripts that it has never seen."""
+"""`nearfar demo`: train a small network to retrieve characters of scripts that it has never seen."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from nearfar._utils.console import Terminal
 from nearfar._utils.progress import Progress
 from nearfar.data import DataSet, open_data
 from nearfar.data._glyphs import few_glyphs
-from nearfar.data.open import of_glyphs
+from nearfar.data.registry import of_glyphs
 from nearfar.report.maps import without_tsne
 from nearfar.runs import journal
-from nearfar.train import Config, Result, baselines, fit, parse
+from nearfar.train import Config, Result, fit, parse
 from nearfar.train.folder import is_run
+from nearfar.train.scores import read_baselines
 
 __all__ = ["recipe", "run"]
 
@@ -72,7 +73,7 @@ def run(
         console.print(without_tsne(), highlight=False)
     spent = time.monotonic() - begun
     console.print(f"run: {folder}\npage: {page}\n{spent:.0f} s in all", highlight=False)
-    before = baselines.kept(journal.read(folder / "journal.jsonl")) or {}
+    before = read_baselines(journal.read(folder / "journal.jsonl")) or {}
     console.print(f"R@1 before: {100 * before['untrained']:.1f}", highlight=False)
     console.print(f"R@1 after: {100 * result.test.recall[1]:.1f}", highlight=False)
     return result
@@ -91,4 +92,4 @@ def _check(folder: Path, *, overwrite: bool) -> None:
         if not overwrite:
             raise FileExistsError(f"{folder} already holds a run; --overwrite replaces it, or choose another --folder.")
     elif folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-        raise FileExistsError(f"{folder} is there and holds no demo; choose another --folder.")
+        raise FileExistsError(f"{folder} exists and holds no demo; choose another --folder.")

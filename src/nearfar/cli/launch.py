@@ -1,7 +1,7 @@
-"""`--processes N`: the command starts itself N times by torch's elastic launcher; and the ranks of a launcher.
+"""`--processes N`: run a command in N processes by torch's elastic launcher; and the rank of a process in a launcher.
 
-Processes find each other on loopback, at a port that is free. Under a launcher (this one, torchrun, any that sets
-WORLD_SIZE and RANK) only the first rank prints and writes.
+Processes find each other on loopback at a free port. Under a launcher (this one, torchrun, or any that sets WORLD_SIZE
+and RANK), only the first rank prints and writes.
 """
 
 from __future__ import annotations
@@ -22,22 +22,21 @@ from nearfar._utils.console import say
 if TYPE_CHECKING:
     from nearfar._utils.process_group import ProcessGroup
 
-__all__ = ["Processes", "Restarts", "is_first", "launched", "place", "restarts", "sharing", "words_of_a_rank"]
+__all__ = ["Processes", "Restarts", "is_first", "launch", "place", "restarts", "share_evaluation", "words_of_a_rank"]
 
 Processes = Annotated[
-    int | None, typer.Option("--processes", min=1, help="Start this many processes on this machine, which share it.")
+    int | None, typer.Option("--processes", min=1, help="Number of processes to start on this machine.")
 ]
 Restarts = Annotated[
-    int,
-    typer.Option("--restarts", min=0, help="With --processes: how often to go on by itself after a process died."),
+    int, typer.Option("--restarts", min=0, help="With --processes: how often to restart them after one died.")
 ]
 OWN = ("--processes", "--restarts")
 PATIENCE = "300"
-"""Seconds that processes have to end by themselves after Ctrl-C: training ends at its next checkpoint."""
+"""Seconds that processes have to end after Ctrl-C, since training ends at its next checkpoint."""
 
 
 def place(variables: Mapping[str, str] = os.environ) -> tuple[int, int]:
-    """Rank and number of processes as the launcher's variables say; (0, 1) without one.
+    """Rank and number of processes, from the launcher's variables; (0, 1) without a launcher.
 
     >>> place({"WORLD_SIZE": "4", "RANK": "3"}), place({})
     ((3, 4), (0, 1))
@@ -47,7 +46,7 @@ def place(variables: Mapping[str, str] = os.environ) -> tuple[int, int]:
         return 0, 1
     if rank is None or not rank.isdigit() or int(rank) >= int(world):
         raise ValueError(
-            f"the environment speaks of {world} processes (WORLD_SIZE), but the RANK of this one is {rank}; unset "
+            f"the environment names {world} processes (WORLD_SIZE), but the RANK of this one is {rank}; unset "
             "WORLD_SIZE, or start them with --processes or torchrun."
         )
     return int(rank), int(world)
@@ -65,7 +64,7 @@ def restarts(variables: Mapping[str, str] = os.environ) -> int:
 
 
 @contextmanager
-def sharing(owner: str) -> Iterator[ProcessGroup]:
+def share_evaluation(owner: str) -> Iterator[ProcessGroup]:
     """Share the evaluations within the block with the other ranks of a launcher, if there is one."""
     from nearfar._utils.process_group import ALONE
 
@@ -75,29 +74,29 @@ def sharing(owner: str) -> Iterator[ProcessGroup]:
     import torch.distributed as dist
 
     from nearfar._utils.process_group import Group
-    from nearfar.evaluation.dealing import dealt
+    from nearfar.evaluation.parallel import split_over
 
     if not dist.is_initialized():
         dist.init_process_group("gloo")  # left by `nearfar.cli.main.main`
     group = Group(owner)
-    with dealt(group):
+    with split_over(group):
         yield group
 
 
-def launched(processes: int | None, again: int = 0, more: Sequence[str] = ()) -> bool:
-    """Run this command in several processes, if asked for; False if it is to be run in this one.
+def launch(processes: int | None, again: int = 0, more: Sequence[str] = ()) -> bool:
+    """Run this command in several processes, if asked to; returns False if this process is to run it.
 
     Args:
         processes: how many.
-        again: how often all of them are started anew after one of them died.
+        again: how often all of them are restarted after one of them died.
         more: words to add to the command.
 
     Raises:
-        SystemExit: one of them failed more often than that; its own words say why.
-        ValueError: a launcher has started this process already.
+        SystemExit: one of them failed more often than that; its own message says why.
+        ValueError: a launcher has already started this process.
     """
     if processes is None and again:
-        raise ValueError("--restarts needs --processes, which starts what may be started again.")
+        raise ValueError("--restarts needs --processes; name both.")
     if processes is None or (processes == 1 and not again):
         return False
     check_workers("launch", "--processes", processes)
@@ -132,11 +131,11 @@ def _run(processes: int, again: int, words: Sequence[str]) -> None:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # the processes say what is wrong
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # the processes print their own errors
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // processes)))
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", PATIENCE)
-    # a store that outlives a restart tells the new processes the addresses of the dead ones (torch 2.13)
+    # a store that outlives a restart gives new processes the addresses of dead ones (torch 2.13)
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     config = LaunchConfig(
         min_nodes=1,

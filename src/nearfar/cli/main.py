@@ -1,4 +1,4 @@
-"""The application of the command line; most commands are in `nearfar.cli.commands`."""
+"""The command line application, with the commands `losses` and `report`; the others are in `nearfar.cli.commands`."""
 
 from __future__ import annotations
 
@@ -14,15 +14,25 @@ from rich.table import Table
 from nearfar._utils.console import Terminal, guard_streams, say
 from nearfar._utils.process_group import close
 from nearfar._utils.progress import Progress
-from nearfar.cli.commands import bench, diagnosis, evaluation, reproduction, training, tune
-from nearfar.cli.commands.outputs import Command, check_suffix
-from nearfar.cli.commands.shared import one_sentence
-from nearfar.cli.launch import Processes, is_first, launched, sharing
+from nearfar.cli.commands import (
+    bench,
+    diagnosis,
+    embedding,
+    evaluation,
+    exporting,
+    reproduction,
+    search,
+    serving,
+    training,
+    tune,
+)
+from nearfar.cli.commands.command import Command, check_suffix
+from nearfar.cli.launch import Processes, is_first, launch, share_evaluation
 
 __all__ = ["app", "describe", "losses", "main", "pictures_of", "report"]
 
 app = typer.Typer(
-    help="Deep metric learning: positive things near, negative things far.",
+    help="Deep metric learning for PyTorch: train, evaluate, diagnose and search embeddings.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
@@ -39,15 +49,14 @@ def _say_version(asked: bool) -> None:
 @app.callback()
 def _commands(
     version: Annotated[
-        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Print the version and end.")
+        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     """Options before the command."""
 
 
-@app.command()
 def losses() -> None:
-    """List every loss: what it is made of, and its defaults."""
+    """List all losses with their equations, factors and defaults."""
     from nearfar import losses as package
 
     table = Table(title="nearfar.losses", show_lines=True)
@@ -73,32 +82,30 @@ def describe(loss: type) -> tuple[str, str, str]:
     return " ".join(paragraphs[1].split()), one_line, ", ".join(defaults)
 
 
-@app.command()
 def report(
     source: Annotated[Path, typer.Argument(help="A vectors.npz (x, y, and name or images), or a run folder.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The page to write.")] = Path("report.html"),
-    images: Annotated[Path | None, typer.Option(help="Folder that holds the pictures called `name`.")] = None,
-    outside: Annotated[bool, typer.Option("--outside", help="Let names lead out of the folder --images.")] = False,
-    queries: Annotated[int, typer.Option(help="How many queries the gallery shows.", min=1)] = 200,
-    seed: Annotated[int, typer.Option(help="Seed of what is drawn at random.")] = 0,
+    output: Annotated[Path, typer.Option("--output", "-o", help="HTML page to write.")] = Path("report.html"),
+    images: Annotated[Path | None, typer.Option(help="Folder of the pictures named in the vectors.")] = None,
+    outside: Annotated[bool, typer.Option("--outside", help="Allow names that lead out of --images.")] = False,
+    queries: Annotated[int, typer.Option(help="Number of queries in the gallery.", min=1)] = 200,
+    seed: Annotated[int, typer.Option(help="Seed of all random choices.")] = 0,
     processes: Processes = None,
 ) -> None:
-    """Write one self-contained page about a space: scores, gallery, map, confusion."""
+    """Write a self-contained HTML page about an embedding space: scores, gallery, map, confusion."""
     from nearfar import report as package
     from nearfar.report.maps import without_tsne
 
-    with one_sentence("report"):
-        check_suffix("--output", output, {".html": "a page"})
-        if launched(processes):
-            return
-        shown = images or pictures_of(source)
-        with sharing("report"), Progress(f"report of {source}", shown=is_first()) as watch:
-            package.write(output, source, images=shown, outside=outside, queries=queries, seed=seed, watch=watch)
-        if not is_first():
-            return
-        if without_tsne():
-            say(without_tsne())
-        say(f"page: {output}")
+    check_suffix("--output", output, {".html": "a page"})
+    if launch(processes):
+        return
+    shown = images or pictures_of(source)
+    with share_evaluation("report"), Progress(f"report of {source}", shown=is_first()) as watch:
+        package.write(output, source, images=shown, outside=outside, queries=queries, seed=seed, watch=watch)
+    if not is_first():
+        return
+    if without_tsne():
+        say(without_tsne())
+    say(f"page: {output}")
 
 
 def pictures_of(source: Path) -> Mapping[str, Any] | None:
@@ -112,14 +119,28 @@ def pictures_of(source: Path) -> Mapping[str, Any] | None:
     return None if samples is None or isinstance(samples, Tensors) else ByName(samples)
 
 
-evaluation.register(app)
-training.register(app)
-tune.register(app)
-diagnosis.register(app)
-reproduction.register(app)
-bench.register(app)
-for each in app.registered_commands:
-    each.cls = Command
+COMMANDS = (
+    losses,
+    report,
+    evaluation.evaluate,
+    evaluation.compare,
+    embedding.embed,
+    search.index,
+    search.search,
+    serving.serve,
+    exporting.export,
+    training.recommend,
+    training.demo,
+    training.train,
+    training.config,
+    tune.tune,
+    diagnosis.diagnose,
+    reproduction.reproduce,
+    bench.bench,
+)
+for command in COMMANDS:
+    takes_keys = "words" in inspect.signature(command).parameters
+    app.command(cls=Command, context_settings=training.KEYS if takes_keys else None)(command)
 
 
 def main() -> None:

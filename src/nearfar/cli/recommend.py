@@ -1,4 +1,4 @@
-"""`recommend`: the loss, sampler and batch to begin with, from a data set's labels and measured results."""
+"""`recommend`: a loss, sampler and batch size for a data set, from its labels and measured results."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import numpy as np
 from nearfar._utils.checks import check_positive, check_whole
 from nearfar.data.splits import Shares
 
-__all__ = ["Facts", "Recommendation", "Row", "measured", "recommend"]
+__all__ = ["Facts", "Recommendation", "Row", "load_rows", "recommend"]
 
 NEAR = math.log(4)
 """A measured data set is near if its number of classes and its samples per class are within a factor of four."""
 PLAIN = "MPerClass"
 """The sampler without projections."""
-OPEN = "Steps and rate are left open: they depend on the network more than on the labels."
+OPEN = "Steps and learning rate are left open: they depend on the network more than on the labels."
 RECIPE = (
     "Size, network, rate and steps are those of the recipe for photographs (configs/photographs.yaml), chosen on "
     "classes of CUB that were held out."
@@ -73,18 +73,18 @@ class Row:
         """The distance of the data sets: the larger log ratio of classes and of samples per class."""
         return max(abs(math.log(self.classes / facts.classes)), abs(math.log(self.per_class / max(1, facts.median))))
 
-    def cited(self) -> str:
-        """The result as a citation."""
+    def cite(self) -> str:
+        """Cite the result in one line."""
         steps = "" if self.steps is None else f" after {self.steps:,} steps"
         return (
-            f"{self.named()} on {self.data} ({self.classes:,} classes, {self.per_class} a class): "
+            f"{self.method()} on {self.data} ({self.classes:,} classes, {self.per_class} a class): "
             f"{self.interval()} over {self.seeds} seeds{steps}, {self.source}"
         )
 
-    def named(self) -> str:
-        """Loss and sampler as text."""
+    def method(self) -> str:
+        """The loss and the sampler in words."""
         hard = " and hard classes" if self.batches.get("hard_classes") else ""
-        return f"{_described(self.loss)} with {self.batches['name']}{hard}"
+        return f"{_describe(self.loss)} with {self.batches['name']}{hard}"
 
     def interval(self) -> str:
         """R@1 in percent, with its interval."""
@@ -99,9 +99,9 @@ class Recommendation:
     reasons: tuple[str, ...]
 
 
-def measured() -> tuple[Row, ...]:
+def load_rows() -> tuple[Row, ...]:
     """The measured results in the package, made by the scripts in benchmarks/quality."""
-    text = (files("nearfar.cli") / "measured.json").read_text(encoding="utf-8")
+    text = (files("nearfar.cli") / "recommend.json").read_text(encoding="utf-8")
     return tuple(Row(**row) for row in json.loads(text))
 
 
@@ -133,7 +133,7 @@ def recommend(
     check_positive("recommend", "memory", memory)
     facts = Facts.of(labels)
     shares = Shares.of(facts.classes, validation, test=test)
-    row, about_row = _choose(facts, measured() if rows is None else rows)
+    row, about_row = _choose(facts, load_rows() if rows is None else rows)
     reasons = [_about(facts), f"{shares}.", about_row]
     batch, about_batch = _batch(facts, shares.learn, row, batch_size, memory)
     size = batch["classes"] * batch["samples"] if "classes" in batch else batch["batch_size"]
@@ -167,12 +167,12 @@ def _choose(facts: Facts, rows: Sequence[Row]) -> tuple[Row | None, str]:
     # one source compares like with like: the same steps, network and rate
     there = [row for row in rows if (row.data, row.source) == (best.data, best.source)]
     if len(there) == 1:
-        return best, f"The best result on data of this shape: {best.cited()}."
+        return best, f"The best result on data of this shape: {best.cite()}."
     plain = max((row for row in there if row.batches["name"] == PLAIN), key=lambda row: row.recall, default=best)
     if plain is best or plain.high < best.low:
-        return best, f"The best of {len(there)} rows measured on data of this shape: {best.cited()}."
+        return best, f"The best of {len(there)} rows measured on data of this shape: {best.cite()}."
     return plain, (
-        f"The best plain one of {len(there)} rows measured on data of this shape: {plain.cited()}. {best.named()} had "
+        f"The best plain one of {len(there)} rows measured on data of this shape: {plain.cite()}. {best.method()} had "
         f"{best.interval()}; the intervals meet, so the simpler one is proposed."
     )
 
@@ -206,24 +206,24 @@ def _loss(row: Row | None, photographs: bool, batch: int) -> tuple[dict[str, Any
     if row is None:
         return (
             {"name": "NTXent", "temperature": 0.07},
-            "NTXent, for want of a measured row: of 24 losses tuned alike it has the best mean rank on two sets of "
-            "photographs (benchmarks/results/photographs_study.md), and on characters it is among the best two of five "
-            "(benchmarks/results/demo.md).",
+            "NTXent, because no measured row is near: of 24 losses with equal tuning it has the best mean rank on two "
+            "sets of photographs (benchmarks/results/photographs_study.md), and on characters it is among the best two "
+            "of five (benchmarks/results/demo.md).",
         )
     loss = dict(row.loss)
     if isinstance(loss.get("k"), int | float):  # "8B" means the same at every batch size
         loss["k"] = max(1, round(loss["k"] * batch / row.batch))
         return loss, f"k = {loss['k']}: the measured {row.loss['k']} at B = {row.batch}, scaled to B = {batch}."
-    return loss, f"{_described(loss)}, as measured."
+    return loss, f"{_describe(loss)}, as measured."
 
 
-def _described(part: Any) -> str:
+def _describe(part: Any) -> str:
     """Describe a part of a configuration.
 
-    >>> _described({"name": "Triplet", "margin": 0.2, "pair": {"name": "Hinge"}})
+    >>> _describe({"name": "Triplet", "margin": 0.2, "pair": {"name": "Hinge"}})
     'Triplet (margin 0.2, pair Hinge)'
     """
     if not isinstance(part, dict):
         return str(part)
-    options = ", ".join(f"{name} {_described(value)}" for name, value in part.items() if name != "name")
+    options = ", ".join(f"{name} {_describe(value)}" for name, value in part.items() if name != "name")
     return f"{part['name']} ({options})" if options else str(part["name"])

@@ -2,18 +2,15 @@
 
 from nearfar.data import transforms
 from nearfar.data._glyphs import Glyphs, Split, glyphs
-from nearfar.data.benchmarks import cars, inshop, sop
-from nearfar.data.cub import cub
-from nearfar.data.flowers import flowers
+from nearfar.data.benchmarks import cars, cub, flowers, inshop, omniglot, sop
 from nearfar.data.folders import folder, manifest, vectors
 from nearfar.data.hf import hf
-from nearfar.data.omniglot import omniglot
-from nearfar.data.open import open_data
+from nearfar.data.loading import View, collate
 from nearfar.data.pictures import CorruptImageError, CorruptImageWarning, Pictures
+from nearfar.data.registry import open_data
 from nearfar.data.samples import ByName, DataSet, Labeled, Samples, Tensors, genuine, numbered, part
 from nearfar.data.shards import shards
 from nearfar.data.splits import class_disjoint, classes_by_name
-from nearfar.data.view import View, collate
 
 __all__ = [
     "ByName",

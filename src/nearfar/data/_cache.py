@@ -4,12 +4,14 @@ The seal detects a truncated or altered file, and each write is one rename: if t
 one replaces equal bytes by equal bytes.
 """
 
+import contextlib
 import os
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 
 from nearfar._utils.files import Arrays, check_seal, read_arrays, write_arrays
+from nearfar._utils.lock import alone
 
 
 def default_folder() -> Path:
@@ -30,45 +32,60 @@ def default_folder() -> Path:
         ) from error
 
 
-def cached(folder: Path, stem: str, make: Callable[[], Arrays]) -> Arrays:
+def load_or_make(
+    folder: Path,
+    stem: str,
+    make: Callable[[], Arrays],
+    *,
+    is_current: Callable[[Arrays], bool] = lambda arrays: True,
+    lock: bool = False,
+) -> Arrays:
     """Return the arrays stored under `stem`, or make and store them.
 
     A file whose seal is broken is made again, with a warning. If the folder cannot be written, there is a warning and
     the arrays are returned all the same.
 
     Args:
-        folder: Where the file lives; made when missing.
-        stem: The name of the file; whatever the arrays depend on belongs in it.
-        make: Called without arguments when no sound file is there.
-
-    Returns:
-        The arrays by name.
+        folder: Where the file lies; made when missing.
+        stem: The name of the file; what the arrays depend on belongs in it, or is compared by `is_current`.
+        make: Called without arguments when there is no sound and current file.
+        is_current: Whether stored arrays may be used; otherwise they are replaced.
+        lock: Make other processes that want the same arrays wait, where a lock can be written.
     """
     path = folder / f"{stem}.npz"
-    stored = _load(path)
+    stored = _load(path, is_current)
     if stored is not None:
         return stored
-    arrays = make()
-    try:
-        write_arrays(path, arrays)
-    except OSError as error:
-        warnings.warn(
-            f"The cache folder {folder} could not be written ({error.strerror or error}), so the next run "
-            "makes the data again; name a writable folder with the argument `cache`.",
-            stacklevel=3,
-        )
-    return arrays
+    with contextlib.ExitStack() as stack:
+        if lock:
+            with contextlib.suppress(OSError):
+                folder.mkdir(parents=True, exist_ok=True)
+                stack.enter_context(alone(folder / f".{path.name}.lock"))
+            stored = _load(path, is_current)  # another process may have made it meanwhile
+            if stored is not None:
+                return stored
+        arrays = make()
+        try:
+            write_arrays(path, arrays)
+        except OSError as error:
+            warnings.warn(
+                f"The cache file {path} could not be written ({error.strerror or error}), so the next run makes it "
+                "again; make room, or name a writable folder with XDG_CACHE_HOME (for glyphs, with `cache`).",
+                stacklevel=3,
+            )
+        return arrays
 
 
-def _load(path: Path) -> Arrays | None:
-    """Read the arrays of a file with a valid seal; None if there is none."""
+def _load(path: Path, is_current: Callable[[Arrays], bool]) -> Arrays | None:
+    """Read the arrays of a file with a valid seal; None if there is none, or if it is not current."""
     try:
         if not path.is_file():
             return None
         check_seal("cache", path, needed=True)
-        return read_arrays("cache", path)
-    except OSError:  # it cannot be read, as if it were not there
+        arrays = read_arrays("cache", path)
+    except OSError:  # treated as missing
         return None
     except ValueError:
         warnings.warn(f"The cache file {path} does not match its seal, so the data is made again.", stacklevel=4)
         return None
+    return arrays if is_current(arrays) else None

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from nearfar._utils.extras import need
 from nearfar._utils.files import Arrays
-from nearfar.data._cache import cached, default_folder
+from nearfar.data._cache import default_folder, load_or_make
 
 if TYPE_CHECKING:
     from matplotlib.ft2font import FT2Font
@@ -114,7 +114,7 @@ def glyphs(*, cache: str | Path | None = None, progress: bool = True) -> Glyphs:
         raise TypeError(f"glyphs: cache must be a path or None, got {cache!r}; pass the folder that may hold the data.")
     fonts = _fonts()
     folder = default_folder() if cache is None else Path(cache)
-    return _assemble(cached(folder, _stem(fonts), lambda: _draw(fonts, progress)))
+    return _assemble(load_or_make(folder, _stem(fonts), lambda: _draw(fonts, progress)))
 
 
 def few_glyphs() -> Glyphs:

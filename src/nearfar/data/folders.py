@@ -1,4 +1,4 @@
-"""Your own data: a folder a class, a CSV manifest, or vectors in `.npz` files."""
+"""Your own data: one folder per class, a CSV manifest, or vectors in `.npz` files."""
 
 from __future__ import annotations
 
@@ -10,17 +10,16 @@ import numpy as np
 
 from nearfar._utils.checks import printable
 from nearfar._utils.files import read_arrays
-from nearfar.data.pictures import OnCorrupt, Pictures, listed_files
+from nearfar.data._tables import SIDES, table
+from nearfar.data.pictures import OnCorrupt, Pictures, resolve_files
 from nearfar.data.samples import DataSet, Samples, Tensors, numbered, part
 from nearfar.data.splits import class_disjoint
-from nearfar.data.tables import table
 
-__all__ = ["SIDES", "SUFFIXES", "checked_vectors", "folder", "halved", "is_image", "manifest", "sides", "vectors"]
+__all__ = ["SUFFIXES", "check_vectors", "folder", "halve", "is_image", "manifest", "split_rows", "vectors"]
 
 SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
-SIDES = ("train", "test")
 SEED = 0
-"""Seed of the split by class for data without a split."""
+"""Seed of the split by class of data without a given split."""
 
 
 def folder(path: Path, *, on_corrupt: OnCorrupt = "stop") -> DataSet:
@@ -36,15 +35,15 @@ def folder(path: Path, *, on_corrupt: OnCorrupt = "stop") -> DataSet:
     """
     if not path.is_dir():
         raise FileNotFoundError(f"folder: there is no folder {path}.")
-    there = [side for side in SIDES if (path / side).is_dir()]
-    if len(there) == 2:
+    present = [side for side in SIDES if (path / side).is_dir()]
+    if len(present) == 2:
         train, test = (_class_folders(path / side, on_corrupt) for side in SIDES)
         return DataSet(path.name, train, test)
-    if there:
+    if present:
         raise ValueError(
-            f"folder: {path} holds {there[0]}/ alone; give it both train/ and test/, or class folders without either."
+            f"folder: {path} holds only {present[0]}/; give it both train/ and test/, or class folders without either."
         )
-    return halved(path.name, _class_folders(path, on_corrupt))
+    return halve(path.name, _class_folders(path, on_corrupt))
 
 
 def _class_folders(path: Path, on_corrupt: OnCorrupt) -> Pictures:
@@ -87,32 +86,18 @@ def manifest(path: Path, *, on_corrupt: OnCorrupt = "stop", outside: bool = Fals
         ValueError: a column is missing or unknown, a value is empty, a path occurs twice or leads out of the folder,
             or one side is empty.
     """
-    rows = _table(path)
+    rows = table("manifest", path, ("path", "label"), ("split",), unique="path")
     names = [row["path"] for row in rows]
-    files = listed_files("manifest", path.parent, names, outside=outside)
+    files = resolve_files("manifest", path.parent, names, outside=outside)
 
     def samples(chosen: Sequence[int]) -> Pictures:
         labels, classes = numbered(rows[i]["label"] for i in chosen)
         return Pictures([files[i] for i in chosen], labels, [names[i] for i in chosen], classes, on_corrupt=on_corrupt)
 
     if "split" not in rows[0]:
-        return halved(path.stem, samples(range(len(rows))))
-    train, test = (samples(chosen) for chosen in sides("manifest", path, [row["split"] for row in rows]))
+        return halve(path.stem, samples(range(len(rows))))
+    train, test = (samples(chosen) for chosen in split_rows("manifest", path, [row["split"] for row in rows]))
     return DataSet(path.stem, train, test)
-
-
-def _table(path: Path) -> list[dict[str, str]]:
-    """Read the rows of a manifest; a file that occurs twice is an error."""
-    rows = table("manifest", path, ("path", "label"), ("split",))
-    seen: dict[str, int] = {}
-    for line, row in enumerate(rows, start=2):
-        if row["path"] in seen:
-            raise ValueError(
-                f"manifest: {printable(row['path'])} stands in rows {seen[row['path']]} and {line} of {path}; "
-                "keep one of them."
-            )
-        seen[row["path"]] = line
-    return rows
 
 
 def vectors(path: Path) -> DataSet:
@@ -134,8 +119,8 @@ def vectors(path: Path) -> DataSet:
     if path.name == "train.npz":
         raise FileNotFoundError(f"vectors: {path.parent} holds train.npz but no test.npz; write both.")
     if split is None:
-        return halved(path.stem, whole)
-    train, test = (part(whole, chosen) for chosen in sides("vectors", path, split))
+        return halve(path.stem, whole)
+    train, test = (part(whole, chosen) for chosen in split_rows("vectors", path, split))
     return DataSet(path.stem, train, test)
 
 
@@ -153,15 +138,15 @@ def _arrays(path: Path) -> tuple[Tensors, list[str] | None]:
                 f"vectors: {name} in {path} must have one entry per row of x ({len(x)}), but came with shape "
                 f"{list(arrays[name].shape)}."
             )
-    x = checked_vectors("vectors", "x", path, x)
+    x = check_vectors("vectors", "x", path, x)
     labels, classes = numbered(y)
     names = [str(name) for name in arrays["name"]] if "name" in arrays else None
     split = [str(side) for side in arrays["split"]] if "split" in arrays else None
     return Tensors(x, labels, names, classes), split
 
 
-def checked_vectors(owner: str, name: str, path: Path, x: np.ndarray) -> np.ndarray:
-    """Vectors as float32 [n, d]; what is no numbers, or not finite, is an error."""
+def check_vectors(owner: str, name: str, path: Path, x: np.ndarray) -> np.ndarray:
+    """Vectors as float32 [n, d]; anything but finite numbers is an error."""
     if x.ndim != 2 or not x.size or x.dtype.kind not in "fiu":
         raise ValueError(f"{owner}: {name} in {path} must be numbers [n, d], but came as {x.dtype} {list(x.shape)}.")
     wrong = np.flatnonzero(~np.isfinite(x).all(axis=1))
@@ -173,7 +158,7 @@ def checked_vectors(owner: str, name: str, path: Path, x: np.ndarray) -> np.ndar
     return x.astype(np.float32)
 
 
-def sides(owner: str, path: Path, split: Sequence[str]) -> list[list[int]]:
+def split_rows(owner: str, path: Path, split: Sequence[str]) -> list[list[int]]:
     """The row numbers of the training and of the test split."""
     wrong = next((row for row, side in enumerate(split) if side not in SIDES), None)
     if wrong is not None:
@@ -187,7 +172,7 @@ def sides(owner: str, path: Path, split: Sequence[str]) -> list[list[int]]:
     return chosen
 
 
-def halved(name: str, samples: Samples) -> DataSet:
+def halve(name: str, samples: Samples) -> DataSet:
     """Split by class: half of the classes for training, half for the test."""
     train, test = class_disjoint(samples, 0.5, seed=SEED)
     return DataSet(name, part(samples, train), part(samples, test))

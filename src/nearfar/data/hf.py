@@ -1,4 +1,4 @@
-"""Data sets that the `datasets` package of Hugging Face wrote to disk: arrow files, read by row."""
+"""Data sets saved to disk by the `datasets` package of Hugging Face: arrow files, read by row."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ import numpy as np
 from nearfar._utils.checks import printable
 from nearfar._utils.extras import need
 from nearfar._utils.files import inside
-from nearfar.data.folders import SIDES, checked_vectors, halved
-from nearfar.data.names import Counted
+from nearfar.data._tables import SIDES
+from nearfar.data.folders import check_vectors, halve
 from nearfar.data.pictures import OnCorrupt, Pictures, Places
-from nearfar.data.samples import DataSet, Labels, Samples, Tensors, numbered
+from nearfar.data.samples import DataSet, Labels, PackedNames, Samples, Tensors, numbered
 
 __all__ = ["Cell", "Cells", "hf"]
 
-USUAL = ("label", "labels")
-"""Columns that are taken for labels where none is named."""
+DEFAULT_LABELS = ("label", "labels")
+"""Columns that hold the labels by default."""
 
 
 def hf(
@@ -36,7 +36,7 @@ def hf(
 ) -> DataSet:
     """Read what `Dataset.save_to_disk` or `DatasetDict.save_to_disk` wrote.
 
-    A dictionary must hold the splits train and test; of a data set alone, half of the classes are for the test.
+    A dictionary must hold the splits train and test; of a single data set, half of the classes are for the test.
     Pictures are read by row from the arrow files, which are mapped into memory; vectors are read at once.
 
     Args:
@@ -61,20 +61,20 @@ def hf(
         ) from None
     reader = _Reader(path, labels, inputs, on_corrupt, outside)
     if not isinstance(found, package.DatasetDict):
-        return halved(path.name, reader.samples(found, ""))
+        return halve(path.name, reader.samples(found, ""))
     if set(SIDES) <= set(found):
         train, test = (reader.samples(found[side], f"{side}/") for side in SIDES)
         return DataSet(path.name, train, test)
     if len(found) == 1:
         (name,) = found
-        return halved(path.name, reader.samples(found[name], f"{name}/"))
+        return halve(path.name, reader.samples(found[name], f"{name}/"))
     held = printable(", ".join(found))
-    raise ValueError(f"hf: {path} must hold the splits train and test, or one alone, but holds {held}; save these.")
+    raise ValueError(f"hf: {path} must hold the splits train and test, or a single one, but holds {held}; save these.")
 
 
 @dataclass(frozen=True)
 class _Reader:
-    """What a user said about a data set."""
+    """The arguments of `hf`."""
 
     path: Path
     labels: str | None
@@ -83,20 +83,20 @@ class _Reader:
     outside: bool
 
     def samples(self, dataset: Any, word: str) -> Samples:
-        """The samples of one split; their names begin with a word."""
+        """The samples of one split; their names are `word` and the row."""
         labels, classes = self._labels(dataset)
-        names = Counted(word, len(dataset))
+        names = PackedNames.pack(f"{word}{row}" for row in range(len(dataset)))
         column = self._column(dataset, "inputs", self.inputs, ("picture", "vector"))
         only = dataset.select_columns([column])
         if _kind(dataset.features[column]) == "picture":
             cells = Cells(self.path, only, column, outside=self.outside)
             return Pictures(cells, labels, names, classes, on_corrupt=self.on_corrupt)
         x = only.with_format("numpy")[:][column]
-        return Tensors(checked_vectors("hf", column, self.path, np.asarray(x)), labels, names, classes)
+        return Tensors(check_vectors("hf", column, self.path, np.asarray(x)), labels, names, classes)
 
     def _labels(self, dataset: Any) -> tuple[Labels, tuple[str, ...]]:
-        usual = next((name for name in USUAL if name in dataset.features), None)
-        column = self._column(dataset, "labels", self.labels or usual, ("class",))
+        default = next((name for name in DEFAULT_LABELS if name in dataset.features), None)
+        column = self._column(dataset, "labels", self.labels or default, ("class",))
         values = dataset.select_columns([column]).with_format("arrow")[:][column].to_pylist()
         names = getattr(dataset.features[column], "names", None)
         for row, value in enumerate(values):
@@ -108,7 +108,7 @@ class _Reader:
         return numbered(values if names is None else [names[value] for value in values])
 
     def _column(self, dataset: Any, key: str, given: str | None, kinds: tuple[str, ...]) -> str:
-        """The column that was named, or the only one of a kind; kinds are tried in their order."""
+        """The given column, or the only one of the first kind that occurs."""
         columns = dataset.features
         if not len(dataset):
             raise ValueError(f"hf: {self.path} holds no rows; save a data set with some.")
@@ -124,7 +124,7 @@ class _Reader:
 
 
 def _kind(feature: Any) -> str:
-    """What a column can be used for: picture, class or vector; otherwise empty."""
+    """The use of a column: picture, class or vector, or ""."""
     kind = type(feature).__name__
     if kind == "Image" or (kind == "Value" and feature.dtype in ("binary", "large_binary")):
         return "picture"
@@ -136,21 +136,21 @@ def _kind(feature: Any) -> str:
 
 
 class Cells(Places):
-    """The pictures of a column, each read when it is asked for."""
+    """The places of the pictures in a column."""
 
     def __init__(self, path: Path, dataset: Any, column: str, *, outside: bool = False) -> None:
         self.path, self.column, self.outside = path, column, outside
         encoded = type(dataset.features[column]).__name__ == "Image"
-        # not decoded there: the formats that we allow are fewer, and a broken picture is ours to report
+        # decoded by `Pictures`, which allows fewer formats and reports broken pictures
         image = need("datasets", "hf", "hf").Image
         self.dataset = dataset.cast_column(column, image(decode=False)) if encoded else dataset
 
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def __getitem__(self, row: Any) -> Any:
-        numbers = range(len(self))[row]
-        return Cell(self, numbers) if isinstance(numbers, int) else [Cell(self, each) for each in numbers]
+    def place(self, row: int) -> Cell:
+        """The picture with an index from 0."""
+        return Cell(self, row)
 
     @property
     def fingerprint(self) -> str:
@@ -184,6 +184,6 @@ class Cell:
             raise FileNotFoundError(errno.ENOENT, "the row holds no picture")
         switch = "set data.outside: true (outside=True of open_data)"
         (file,) = inside("hf", self.cells.path, [name], outside=self.cells.outside, switch=switch)
-        if not file.is_file():  # opening a pipe would wait for ever
+        if not file.is_file():  # opening a pipe would wait forever
             raise FileNotFoundError(errno.ENOENT, "there is no such file", str(file))
         return file.open("rb")

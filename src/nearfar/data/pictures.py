@@ -1,10 +1,11 @@
-"""Image files, opened on access; an error or warning names a file that cannot be read."""
+"""Image files with labels, opened on access; an error or warning names a file that cannot be read."""
 
 from __future__ import annotations
 
 import errno
 import io
 import struct
+import tarfile
 import warnings
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
@@ -13,11 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal, Protocol, get_args
 
+import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from nearfar._utils.checks import check_choice, printable
 from nearfar._utils.files import inside
-from nearfar.data.samples import described
+from nearfar.data.samples import Labels, describe
 
 __all__ = [
     "UNREADABLE",
@@ -29,8 +31,11 @@ __all__ = [
     "Places",
     "Stored",
     "check_on_corrupt",
-    "listed_files",
+    "no_readable_image",
     "open_picture",
+    "others_of_class",
+    "resolve_files",
+    "tar_members",
 ]
 
 OnCorrupt = Literal["stop", "skip"]
@@ -48,7 +53,7 @@ class CorruptImageWarning(UserWarning):
 
 
 class Stored(Protocol):
-    """An image that lies in something larger; `str` says where."""
+    """Protocol of an image inside an archive or a table; `str` names its place."""
 
     def open(self) -> IO[bytes]:
         """Open the image as a file."""
@@ -73,13 +78,44 @@ class Member:
             return io.BytesIO(stream.read(min(self.size, self.archive.stat().st_size)))
 
 
+def tar_members(owner: str, path: Path) -> Iterator[Member]:
+    """Yield the regular files of a plain tar archive, in their order; nothing is unpacked.
+
+    Raises:
+        ValueError: it is not a plain tar archive, was cut short, or holds a name that leads out of it.
+    """
+    try:
+        with tarfile.open(path, "r:") as archive:
+            for entry in archive:
+                setattr(archive, "members", [])  # noqa: B010  it would keep all headers in memory
+                if ".." in entry.name.split("/") or entry.name.startswith("/"):
+                    raise ValueError(f"{owner}: {printable(entry.name)!r} leads out of the archive {path}; mend it.")
+                if entry.isreg() and not entry.issparse():
+                    yield Member(path, entry.offset_data, entry.size, entry.name)
+            stream: Any = archive.fileobj
+            stream.seek(archive.offset)
+            if len(stream.read(tarfile.BLOCKSIZE)) < tarfile.BLOCKSIZE:  # the empty blocks at the end are missing
+                raise ValueError(f"{owner}: {path} was cut short: its end mark is missing; copy it again.")
+    except (tarfile.TarError, EOFError, OverflowError) as error:
+        hint = "unpack it with gunzip" if path.suffix in (".gz", ".tgz") else "copy it again"
+        raise ValueError(f"{owner}: {path} cannot be read as a plain tar file ({printable(error)}); {hint}.") from None
+
+
 class Places(Sequence["Path | Stored"]):
-    """Base class: where the images of a large set lie, made on access; a list of them would take 250 MB a million."""
+    """Base class: the places of a large set's images, made on access; a list of a million would take 250 MB."""
+
+    @abstractmethod
+    def place(self, row: int) -> Path | Stored:
+        """Where the image with an index from 0 lies."""
 
     @property
     @abstractmethod
     def fingerprint(self) -> str:
         """A digest that changes with the images, or with the files that hold them."""
+
+    def __getitem__(self, index: Any) -> Any:
+        rows = range(len(self))[index]
+        return self.place(rows) if isinstance(rows, int) else [self.place(row) for row in rows]
 
 
 class Pictures:
@@ -110,25 +146,25 @@ class Pictures:
         )
         if names is None:
             names = [_name(path) for path in self.paths]
-        self.labels, self.classes, self.names = described("Pictures", len(self.paths), labels, names, classes)
+        self.labels, self.classes, self.names = describe("Pictures", len(self.paths), labels, names, classes)
         self.on_corrupt = on_corrupt
-        self.decoded: dict[Any, Any] = {}
-        """Decoded forms of these images, see `nearfar.data.decoded`: runs in one process share them."""
+        self.cached: dict[Any, Any] = {}
+        """Decoded forms of these images, see `nearfar.data.picture_cache`; runs in one process share them."""
         self.corrupt: set[int] = set()
-        """Indices of the images found unreadable so far, by this process: each worker of a loader counts its own."""
+        """Indices of the images that this process found unreadable; each worker of a loader counts its own."""
 
     def __len__(self) -> int:
         return len(self.paths)
 
     def __getitem__(self, index: int) -> Image.Image:
         picture = self.genuine(index)
-        return self._stand_in(index) if picture is None else picture
+        return self._substitute(index) if picture is None else picture
 
     def genuine(self, index: int) -> Image.Image | None:
         """The image itself, never a substitute; None if it cannot be read and is to be skipped."""
         path = self.paths[index]
         try:
-            return _opened(path)
+            return _read(path)
         except UNREADABLE as error:
             reason = _reason(error)
         if self.on_corrupt == "stop":
@@ -139,26 +175,34 @@ class Pictures:
         if not self.corrupt:
             warnings.warn(
                 f"Pictures: the image {printable(path)} cannot be read ({reason}): in training another of its class "
-                "stands in, elsewhere it is left out; `corrupt` of these samples counts all such images.",
+                "stands in, elsewhere it is left out; `corrupt` of these samples lists all such images.",
                 CorruptImageWarning,
                 stacklevel=3,
             )
         self.corrupt.add(index)
         return None
 
-    def _stand_in(self, index: int) -> Image.Image:
-        """The next readable image of the same class, in cyclic order."""
-        same = (self.labels == self.labels[index]).nonzero()[0].tolist()
-        place = same.index(index)
-        for other in same[place + 1 :] + same[:place]:
+    def _substitute(self, index: int) -> Image.Image:
+        for other in others_of_class(self.labels, index).tolist():
             try:
-                return _opened(self.paths[other])
+                return _read(self.paths[other])
             except UNREADABLE:
                 self.corrupt.add(other)
-        raise CorruptImageError(
-            f"Pictures: no image of the class {self.classes[self.labels[index]]!r} can be read "
-            f"(the last tried was {printable(self.paths[index])}); mend or remove the class."
-        )
+        raise no_readable_image(self.classes[self.labels[index]], self.paths[index])
+
+
+def others_of_class(labels: Labels, index: int) -> Labels:
+    """The indices of the other samples of a class, those after `index` first."""
+    same = np.flatnonzero(labels == labels[index])
+    return np.concatenate([same[same > index], same[same < index]])
+
+
+def no_readable_image(class_name: str, image: object) -> CorruptImageError:
+    """The error if no image of a class can be read."""
+    return CorruptImageError(
+        f"Pictures: no image of the class {class_name!r} can be read (one is {printable(image)}); mend or remove the "
+        "class."
+    )
 
 
 def _name(path: Path | Stored) -> str:
@@ -167,8 +211,8 @@ def _name(path: Path | Stored) -> str:
     return path.name if isinstance(path, Member) else str(path)
 
 
-def _opened(path: Path | Stored) -> Image.Image:
-    """Read an image completely: PIL would decode it later, where an error could not name the file."""
+def _read(path: Path | Stored) -> Image.Image:
+    """Read an image completely: PIL would decode it later, when an error could not name the file."""
     with open_picture(path) as picture:
         return picture.convert("RGB")
 
@@ -180,7 +224,7 @@ def open_picture(path: Path | Stored) -> Iterator[Image.Image]:
     Raises:
         OSError: not a regular file, or not an image of these formats; `UNREADABLE` lists what reading may also raise.
     """
-    if isinstance(path, Path) and not path.is_file():  # opening a pipe would wait for ever
+    if isinstance(path, Path) and not path.is_file():  # opening a pipe would wait forever
         raise FileNotFoundError(errno.ENOENT, "there is no such file", str(path))
     Image.init()
     known = [name for name in FORMATS if name in Image.OPEN]
@@ -205,7 +249,7 @@ def check_on_corrupt(owner: str, value: object) -> None:
     check_choice(owner, "on_corrupt", value, get_args(OnCorrupt))
 
 
-def listed_files(owner: str, folder: Path, names: Sequence[str], *, outside: bool = False) -> list[Path]:
+def resolve_files(owner: str, folder: Path, names: Sequence[str], *, outside: bool = False) -> list[Path]:
     """Resolve a list of file names relative to `folder`; all must exist, and be inside it unless `outside`.
 
     Raises:

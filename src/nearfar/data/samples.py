@@ -12,20 +12,20 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nearfar._utils.arrays import int64_of, tensor_of
-from nearfar.data.held import Held, Source
-from nearfar.data.ks import USUAL
-from nearfar.data.names import Chosen, Names
+from nearfar.data._device_samples import DeviceSamples
 
 __all__ = [
+    "USUAL_KS",
     "ByName",
     "DataSet",
     "Labeled",
     "Labels",
+    "PackedNames",
     "Samples",
     "Size",
     "Tensors",
     "Transform",
-    "described",
+    "describe",
     "genuine",
     "hold",
     "numbered",
@@ -36,6 +36,8 @@ Labels = NDArray[np.int64]
 Transform = Callable[[Any, np.random.Generator], Tensor]
 Size = tuple[int, int]
 """Width and height."""
+USUAL_KS = (1, 2, 4, 8)
+"""The customary values of K in recall@K, for data sets without others."""
 
 
 @runtime_checkable
@@ -73,11 +75,51 @@ class DataSet:
     train: Samples
     test: Samples
     gallery: Samples | None = None
-    ks: tuple[int, ...] = USUAL
+    ks: tuple[int, ...] = USUAL_KS
+
+
+class PackedNames(Sequence[str]):
+    """Strings packed into two arrays: a list of a million names takes 70 MB, this a third of it.
+
+    Args:
+        data: uint8 [bytes], the strings in UTF-8, one after the other.
+        start: uint32 or int64 [m + 1], the first byte of each string, and the end.
+        rows: int64 [n], which of the strings; None for all of them, in their order.
+
+    >>> names = PackedNames.pack(["ant", "", "bée"])
+    >>> list(names), names[-1], list(names.take(np.array([2, 0]))), names.data.nbytes
+    (['ant', '', 'bée'], 'bée', ['bée', 'ant'], 7)
+    """
+
+    def __init__(self, data: NDArray[np.uint8], start: NDArray[np.integer], rows: Labels | None = None) -> None:
+        self.data, self.start, self.rows = data, start, rows
+
+    @staticmethod
+    def pack(words: Iterable[str]) -> PackedNames:
+        """Pack strings; names in an archive that are not UTF-8 come with surrogates, which become escapes."""
+        encoded = [word.encode("utf-8", "backslashreplace") for word in words]
+        ends = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
+        return PackedNames(
+            np.frombuffer(b"".join(encoded), np.uint8), ends.astype(np.uint32) if ends[-1] < 2**32 else ends
+        )
+
+    def take(self, rows: Labels) -> PackedNames:
+        """Some of the names, which share the arrays."""
+        return PackedNames(self.data, self.start, rows if self.rows is None else self.rows[rows])
+
+    def __len__(self) -> int:
+        return len(self.start) - 1 if self.rows is None else len(self.rows)
+
+    def __getitem__(self, index: Any) -> Any:
+        chosen = (range(len(self)) if self.rows is None else self.rows)[index]
+        return [self._text(row) for row in chosen] if isinstance(index, slice) else self._text(chosen)
+
+    def _text(self, row: Any) -> str:
+        return self.data[self.start[row] : self.start[row + 1]].tobytes().decode()
 
 
 def numbered(values: Iterable[Any]) -> tuple[Labels, tuple[str, ...]]:
-    """Number any labels (numbers or strings) from 0 without gaps, and return the class names in sorted order too.
+    """Number any labels (numbers or strings) from 0 without gaps; also return the class names, sorted.
 
     >>> numbered(["cat", "ant", "cat"])
     (array([1, 0, 1]), ('ant', 'cat'))
@@ -92,7 +134,7 @@ class Tensors:
 
     Args:
         x: tensor or array [n, ...].
-        labels: integers [n], from 0 on without gaps; `numbered` makes such.
+        labels: integers [n], from 0 without gaps, as `numbered` makes them.
         names: one per sample; by default class/number.
         classes: the name of each class; by default its number.
 
@@ -107,7 +149,7 @@ class Tensors:
         self.x = tensor_of(x) if isinstance(x, np.ndarray) else torch.as_tensor(x)
         if not self.x.ndim or not len(self.x):
             raise ValueError(f"Tensors: x must have shape [n, ...] with n > 0, but came as {list(self.x.shape)}.")
-        self.labels, self.classes, self.names = described("Tensors", len(self.x), labels, names, classes)
+        self.labels, self.classes, self.names = describe("Tensors", len(self.x), labels, names, classes)
 
     def __len__(self) -> int:
         return len(self.x)
@@ -115,12 +157,12 @@ class Tensors:
     def __getitem__(self, index: int) -> Tensor:
         return self.x[index]
 
-    def hold(self, device: torch.device) -> Held:
+    def hold(self, device: torch.device) -> DeviceSamples:
         """The samples on a device."""
         count = len(self)
         height, width = self.x.shape[-2:] if self.x.ndim > 2 else (0, 0)
         sizes = np.broadcast_to(np.array([width, height]), (count, 2))
-        return Held(Source(self.x.to(device)), np.arange(count), np.ones(count, dtype=bool), sizes)
+        return DeviceSamples(self.x.to(device), np.arange(count), np.ones(count, dtype=bool), sizes)
 
 
 class Labeled:
@@ -128,7 +170,7 @@ class Labeled:
 
     Args:
         dataset: anything with `__len__` and `__getitem__`.
-        labels: integers [n], from 0 on without gaps; None reads `dataset.targets` or `dataset.labels`.
+        labels: integers [n], from 0 without gaps; None reads `dataset.targets` or `dataset.labels`.
         names: one per sample; by default class/number.
         classes: the name of each class; by default `dataset.classes`, else its number.
     """
@@ -150,7 +192,7 @@ class Labeled:
         if classes is None:
             classes = getattr(dataset, "classes", None)
         self.dataset = dataset
-        self.labels, self.classes, self.names = described("Labeled", len(dataset), labels, names, classes)
+        self.labels, self.classes, self.names = describe("Labeled", len(dataset), labels, names, classes)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -169,8 +211,10 @@ class _Part:
 
     def __init__(self, whole: Samples, rows: Labels, labels: Labels, classes: tuple[str, ...]) -> None:
         self.whole, self.rows, self.labels, self.classes = whole, rows, labels, classes
-        made = isinstance(whole.names, Names)  # on access, since they are too many for a list
-        self.names: Sequence[str] = Chosen(whole.names, rows) if made else [whole.names[row] for row in rows.tolist()]
+        names = whole.names
+        self.names: Sequence[str] = (
+            names.take(rows) if isinstance(names, PackedNames) else [names[row] for row in rows.tolist()]
+        )
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -183,11 +227,11 @@ class _Part:
         return genuine(self.whole, int(self.rows[index]))
 
     def over(self, other: Callable[[Samples], Samples]) -> Samples:
-        """The same part of another form of the full data set."""
+        """The same part of another form of the full data set, which `other` makes."""
         return _Part(other(self.whole), self.rows, self.labels, self.classes)
 
-    def hold(self, device: torch.device) -> Held | None:
-        """The part on a device, where the full data set can be held there."""
+    def hold(self, device: torch.device) -> DeviceSamples | None:
+        """The part on a device, if the full data set can be copied there."""
         held = hold(self.whole, device)
         return None if held is None else held.part(self.rows)
 
@@ -221,15 +265,15 @@ class ByName(Mapping[str, Any]):
         return len(self._places)
 
 
-def hold(samples: Samples, device: torch.device) -> Held | None:
-    """The samples on a device, if they can be held there: asked of the samples themselves."""
+def hold(samples: Samples, device: torch.device) -> DeviceSamples | None:
+    """The samples on a device; None if they have no method `hold`, or it says that they do not fit."""
     own = getattr(samples, "hold", None)
-    held: Held | None = None if own is None else own(device)
+    held: DeviceSamples | None = None if own is None else own(device)
     return held
 
 
 def part(samples: Samples, indices: Any) -> Samples:
-    """The subset at `indices`, in that order; labels are renumbered without gaps, class names are kept.
+    """The subset at `indices`, in that order; labels are renumbered without gaps, class names stay.
 
     >>> chosen = part(Tensors(torch.eye(3), [0, 1, 2], classes=("a", "b", "c")), [2, 0])
     >>> chosen.labels, chosen.classes
@@ -240,16 +284,16 @@ def part(samples: Samples, indices: Any) -> Samples:
         raise ValueError("part: indices must name at least one sample, but none came.")
     if rows.min() < 0 or rows.max() >= len(samples):
         raise ValueError(f"part: indices must lie in 0..{len(samples) - 1}, but came as {rows.min()} to {rows.max()}.")
-    kept, labels = np.unique(samples.labels[rows], return_inverse=True)
+    present, labels = np.unique(samples.labels[rows], return_inverse=True)
     labels = labels.reshape(-1).astype(np.int64)
-    classes = tuple(samples.classes[label] for label in kept.tolist())
+    classes = tuple(samples.classes[label] for label in present.tolist())
     if isinstance(samples, Tensors):
         names = [samples.names[row] for row in rows.tolist()]
         return Tensors(samples.x[torch.from_numpy(rows)], labels, names, classes)
     return _Part(samples, rows, labels, classes)
 
 
-def described(
+def describe(
     owner: str, rows: int, labels: Any, names: Sequence[str] | None, classes: Sequence[str] | None
 ) -> tuple[Labels, tuple[str, ...], Sequence[str]]:
     """Check labels, class names and sample names against each other, and fill in defaults."""
@@ -257,7 +301,7 @@ def described(
     if given.shape != (rows,) or not np.issubdtype(given.dtype, np.integer):
         raise ValueError(
             f"{owner}: labels must be {rows} integers, one per sample, but came as {given.dtype} of shape "
-            f"{list(given.shape)}; nf.data.numbered turns any labels into such."
+            f"{list(given.shape)}; nf.data.numbered turns any labels into these."
         )
     checked: Labels = int64_of(owner, "labels", given)
     count = int(checked.max()) + 1 if rows else 0
@@ -266,7 +310,7 @@ def described(
         came = f"class {missing[0]} has no sample" if len(missing) else f"{checked.min()} came"
         raise ValueError(
             f"{owner}: labels must count the classes from 0 without gaps, but {came}; "
-            "nf.data.numbered numbers any labels anew."
+            "nf.data.numbered renumbers any labels."
         )
     if classes is not None and len(classes) != count:
         raise ValueError(f"{owner}: classes must name all {count} classes, but {len(classes)} names came.")
@@ -274,11 +318,11 @@ def described(
         raise ValueError(f"{owner}: names must name all {rows} samples, but {len(names)} names came.")
     named = tuple(str(label) for label in range(count)) if classes is None else tuple(str(name) for name in classes)
     if names is None:
-        return checked, named, _counted(checked, named)
-    return checked, named, names if isinstance(names, Names) else list(map(str, names))
+        return checked, named, _default_names(checked, named)
+    return checked, named, names if isinstance(names, PackedNames) else list(map(str, names))
 
 
-def _counted(labels: Labels, classes: tuple[str, ...]) -> list[str]:
+def _default_names(labels: Labels, classes: tuple[str, ...]) -> list[str]:
     """Default names class/number, with samples numbered within their class."""
     seen = [0] * len(classes)
     names = []

@@ -1,4 +1,4 @@
-"""Splits by class: a network is evaluated on classes that it has not seen."""
+"""Splits by class, so that a network is evaluated on classes that it has not seen."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def class_disjoint(samples: Samples, share: float, *, seed: int) -> tuple[Labels
 def classes_by_name(samples: Samples, patterns: Sequence[str]) -> tuple[Labels, Labels]:
     """Hold out the classes whose names match a pattern: indices of the remaining samples and of the held-out ones.
 
-    Classes of one kind (an alphabet, a genus, a maker) are often told apart by the same details. A random share of them
-    is then an easy test, since the others of their kind teach those details; held out as a whole, they are a hard one.
+    Classes of one kind (an alphabet, a genus, a maker) often differ by the same details. A random share of the classes
+    is then an easy test, because others of their kind teach these details; a whole kind is a hard one.
 
     Args:
         samples: the data set.
@@ -71,14 +71,14 @@ def classes_by_name(samples: Samples, patterns: Sequence[str]) -> tuple[Labels, 
 
 
 def hold_out(samples: Samples, share: float, patterns: Sequence[str] = ()) -> tuple[Samples, Samples]:
-    """The classes to learn from and the held-out ones: those that match a pattern where there are any, else a share."""
+    """Split into the classes to learn from and the held-out ones: those that match the patterns, if any, or a share."""
     rest, held_out = classes_by_name(samples, patterns) if patterns else class_disjoint(samples, share, seed=0)
     return part(samples, rest), part(samples, held_out)
 
 
 @dataclass(frozen=True)
 class Shares:
-    """How many classes of a data set are for training, validation and the test; `str` says it in words.
+    """The numbers of classes for training, validation and the test; `str` gives them in words.
 
     Attributes:
         learn: classes to learn from.
@@ -95,9 +95,9 @@ class Shares:
 
     @staticmethod
     def of(training: int, share: float, *, test: int = 0) -> Shares:
-        """Hold out a share of the training classes, as long as two are left to learn from.
+        """Hold out a share of the training classes, and leave at least two to learn from.
 
-        At least two are held out, because retrieval among a single class is always right; with fewer than four, none.
+        At least two are held out, because retrieval within a single class is always right; of fewer than four, none.
         """
         count = min(max(round(share * training), 2), training - 2) if share else 0
         held = count if count >= 2 else 0

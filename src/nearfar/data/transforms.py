@@ -1,9 +1,8 @@
 """Transforms from raw samples to network inputs: crops, flips and small shifts, with explicit random generators.
 
-A transform is called as `transform(picture, generator)`, where the picture is a PIL image or a tensor. Some can also be
-asked in two parts: `draw(size, generator)` draws the random numbers of one sample, and `render(samples, draws)` applies
-those of many samples at once, on the device where the samples are. Both ways give the same result, photographs to two
-gray levels.
+A transform is called as `transform(picture, generator)`, where the picture is a PIL image or a tensor. Some also work
+in two steps: `draw(size, generator)` draws the random numbers of one sample, and `render(samples, draws)` applies those
+of many samples at once, on their device. Both ways give the same result, photographs to two gray levels.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from nearfar._utils.checks import check_choice, check_whole
-from nearfar.data.resample import Ragged, crops
+from nearfar.data._resample import Ragged, crops
 from nearfar.data.samples import Size, Transform
 
 __all__ = ["CROPS", "Moved", "Numbers", "Photograph", "Plain", "get", "to_tensor"]
@@ -51,13 +50,13 @@ def get(
             takes the middle 224 x 224), "photographs" (as "qi2020", with 224 x 224).
         train: with random augmentation, or without.
         mean: subtracted from each channel of a picture with values in 0..1.
-        std: what each channel is then divided by.
-        size: pixels a side of the crop in place of those above; the sides before the crop change in proportion.
-        train_size: pixels a side of the crop in training alone; the sides before the crop are those of `size`, so that
-            one store of pictures serves both.
-        crop_pct: the share of the short side that the crop in the middle takes, in place of about .875: 1 leaves out
-            nothing of a square picture.
-        area: the smallest share of the area that a random crop takes, in place of those above.
+        std: divides each channel then.
+        size: pixels a side of the crop, instead of those above; the sides before the crop change in proportion.
+        train_size: pixels a side of the crop in training only; the sides before the crop are those of `size`, so that
+            one cache of pictures serves both.
+        crop_pct: the share of the short side that the center crop takes, instead of about .875; 1 is all of a square
+            picture.
+        area: the smallest share of the area that a random crop takes, instead of those above.
         color: how much brightness, contrast and saturation vary in training, see `Photograph`.
         move: how far "glyphs" shifts, scales and slants drawings in training: 2 is twice as far as `Moved` by default.
     """
@@ -66,32 +65,28 @@ def get(
         raise ValueError(
             f"transforms: {name!r} moves no drawings, but move={move:g} came; take 'glyphs', or leave move out."
         )
-    if name in CROPS:
-        crop, options = CROPS[name]
-        for option, value in (("size", size), ("train_size", train_size)):
+    if name not in CROPS:
+        given = {"size": size, "train_size": train_size, "crop_pct": crop_pct, "area": area, "color": color or None}
+        for option, value in given.items():
             if value is not None:
-                check_whole("transforms", option, value)
-        if crop_pct is not None and not 0 < crop_pct <= 1:
-            raise ValueError(f"transforms: crop_pct must be above 0 and at most 1, but came as {crop_pct}.")
-        side = round(SIDE * (size or crop) / crop if crop_pct is None else (size or crop) / crop_pct)
-        size = (train_size if train else None) or size or crop
-        if size > side:
-            raise ValueError(
-                f"transforms: train_size={size} is more than the picture's short side of {side}; take less."
-            )
-        if area is not None:
-            options = {**options, "area": (area, 1.0)}
-        more: dict[str, Any] = {"mean": tuple(mean), "std": tuple(std), "color": color, **options}
-        return Photograph(crop=size, side=side, train=train, **more)
-    others: dict[str, float | None] = {"size": size, "train_size": train_size, "crop_pct": crop_pct, "area": area}
-    others["color"] = color or None
-    for option, given in others.items():
-        if given is not None:
-            raise ValueError(
-                f"transforms: {name!r} leaves pictures as they are, but {option}={given} came; take one of "
-                f"{', '.join(CROPS)}, or leave {option} out."
-            )
-    return NAMED[name](train, tuple(mean), tuple(std), move)
+                raise ValueError(
+                    f"transforms: {name!r} leaves pictures as they are, but {option}={value} came; take one of "
+                    f"{', '.join(CROPS)}, or leave {option} out."
+                )
+        return NAMED[name](train, tuple(mean), tuple(std), move)
+    crop, options = CROPS[name]
+    for option, pixels in (("size", size), ("train_size", train_size)):
+        if pixels is not None:
+            check_whole("transforms", option, pixels)
+    if crop_pct is not None and not 0 < crop_pct <= 1:
+        raise ValueError(f"transforms: crop_pct must be above 0 and at most 1, but came as {crop_pct}.")
+    side = round(SIDE * (size or crop) / crop if crop_pct is None else (size or crop) / crop_pct)
+    crop = (train_size if train else None) or size or crop
+    if crop > side:
+        raise ValueError(f"transforms: train_size={crop} is more than the picture's short side of {side}; take less.")
+    if area is not None:
+        options = {**options, "area": (area, 1.0)}
+    return Photograph(crop=crop, side=side, train=train, mean=tuple(mean), std=tuple(std), color=color, **options)
 
 
 def to_tensor(picture: Any) -> Tensor:
@@ -104,28 +99,28 @@ def to_tensor(picture: Any) -> Tensor:
         array = np.array(picture, dtype=np.uint8)
         x = torch.from_numpy(array if array.ndim == 3 else array[:, :, None]).permute(2, 0, 1)
         return x.float() / 255
-    return _floating(torch.as_tensor(picture)[None])[0]
+    return _to_float(torch.as_tensor(picture)[None])[0]
 
 
-def _floating(x: Tensor) -> Tensor:
+def _to_float(x: Tensor) -> Tensor:
     """Convert to float [b, ...]: uint8 pictures [b, h, w] or [b, c, h, w] to [b, c, h, w] in 0..1; others stay."""
     if x.dtype != torch.uint8:
         return x.float()
     return (x[:, None] if x.ndim == 3 else x).float() / 255
 
 
-def _scaled(x: Tensor, mean: Numbers, std: Numbers) -> Tensor:
+def _standardize(x: Tensor, mean: Numbers, std: Numbers) -> Tensor:
     """Standardize, (x - mean) / std, each channel of [..., c, h, w], or all values if there is one mean and one std."""
     if tuple(mean) == (0.0,) and tuple(std) == (1.0,):
         return x
     shape = (-1,) if x.ndim < 3 else (-1, 1, 1)
-    low, spread = (_kept(tuple(values), x.dtype, x.device).view(shape) for values in (mean, std))
+    low, spread = (_constant(tuple(values), x.dtype, x.device).view(shape) for values in (mean, std))
     return (x - low) / spread
 
 
 @functools.lru_cache(maxsize=16)
-def _kept(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A small tensor, moved to its device once: each move would wait for the device."""
+def _constant(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A small tensor, moved to its device once, because each transfer waits for the device."""
     return torch.tensor(values, dtype=dtype).to(device)
 
 
@@ -139,7 +134,7 @@ class Plain:
 
     def __call__(self, picture: Any, generator: np.random.Generator) -> Tensor:
         """One sample."""
-        return _scaled(to_tensor(picture), self.mean, self.std)
+        return _standardize(to_tensor(picture), self.mean, self.std)
 
     def draw(self, size: Size, generator: np.random.Generator) -> list[float]:
         """Nothing is drawn."""
@@ -147,7 +142,7 @@ class Plain:
 
     def render(self, x: Tensor, draws: Tensor) -> Tensor:
         """Many samples at once."""
-        return _scaled(_floating(x), self.mean, self.std)
+        return _standardize(_to_float(x), self.mean, self.std)
 
 
 @dataclass(frozen=True)
@@ -175,7 +170,7 @@ class Moved:
         """One drawing."""
         x = to_tensor(picture)
         draws = torch.tensor([self.draw((x.shape[-1], x.shape[-2]), generator)], dtype=torch.float64)
-        return _scaled(self._moved(x[None], draws)[0], self.mean, self.std)
+        return _standardize(self._move(x[None], draws)[0], self.mean, self.std)
 
     def draw(self, size: Size, generator: np.random.Generator) -> list[float]:
         """Six numbers in -1..1: right, down, wide, high, turn, slant."""
@@ -184,9 +179,9 @@ class Moved:
 
     def render(self, x: Tensor, draws: Tensor) -> Tensor:
         """Many drawings at once, on the device of `x`; `draws` [b, 6]."""
-        return _scaled(self._moved(_floating(x), draws), self.mean, self.std)
+        return _standardize(self._move(_to_float(x), draws), self.mean, self.std)
 
-    def _moved(self, x: Tensor, draws: Tensor) -> Tensor:
+    def _move(self, x: Tensor, draws: Tensor) -> Tensor:
         right, down, wide, high, turn, slant = draws.to(x.device, non_blocking=True).float().unbind(dim=1)
         angle = turn * math.radians(self.turn)
         cos, sin, lean = torch.cos(angle), torch.sin(angle), self.slant * slant
@@ -202,8 +197,8 @@ class Moved:
 class Photograph:
     """Resize and crop a color photograph: a random crop and flip for training, the center crop otherwise.
 
-    The filter is PIL's bilinear one, which takes in every pixel where a picture shrinks. `render` computes it on the
-    device of the pictures (`nearfar.data.resample`) and agrees with PIL to two gray levels.
+    The filter is PIL's bilinear one, which uses every pixel where a picture shrinks. `render` computes it on the
+    device of the pictures (`nearfar.data._resample`) and agrees with PIL to two gray levels.
 
     Args:
         crop: pixels a side of the network's input.
@@ -238,7 +233,7 @@ class Photograph:
                 f"Photograph: picture must be a PIL image, but came as {type(picture).__name__}; "
                 "choose the transform 'none' or 'glyphs' for samples in memory."
             )
-        picture = self.resized(picture.convert("RGB"))
+        picture = self.resize(picture.convert("RGB"))
         numbers = self.draw(picture.size, generator)
         left, top, width, height = map(int, numbers[:4])
         box = (left, top, left + width, top + height)
@@ -250,21 +245,21 @@ class Photograph:
             picture = picture.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
         x = to_tensor(picture)
         if len(numbers) > 5:
-            x = _colored(x[None], torch.tensor([numbers[5:]]))[0]
-        return _scaled(x, self.mean, self.std)
+            x = _jitter(x[None], torch.tensor([numbers[5:]]))[0]
+        return _standardize(x, self.mean, self.std)
 
     @property
     def storage(self) -> str:
-        """What the result of `resized` depends on."""
+        """The settings on which the result of `resize` depends, as text."""
         return f"{self.side} x {self.side}" if self.square else f"short side {self.side}"
 
-    def resized(self, picture: Image.Image) -> Image.Image:
-        """The picture before it is cropped; one that was resized already stays as it is."""
-        size = self.stored(picture.size)
+    def resize(self, picture: Image.Image) -> Image.Image:
+        """Resize a picture to its size before the crop; one of that size is returned unchanged."""
+        size = self.stored_size(picture.size)
         return picture if size == picture.size else picture.resize(size, Image.Resampling.BILINEAR)
 
-    def stored(self, size: Size) -> Size:
-        """Width and height before the crop of a picture of this width and height."""
+    def stored_size(self, size: Size) -> Size:
+        """Width and height before the crop, for a picture of this width and height."""
         if self.square:
             return self.side, self.side
         short = min(size)
@@ -277,7 +272,7 @@ class Photograph:
             return [(width - self.crop) // 2, (height - self.crop) // 2, self.crop, self.crop, 0]
         wide, high = self.crop, self.crop
         if self.area is not None:
-            wide, high = _shape(width, height, self.area, generator)
+            wide, high = _crop_size(width, height, self.area, generator)
         left = int(generator.integers(width - wide + 1))
         top = int(generator.integers(height - high + 1))
         drawn: list[float] = [left, top, wide, high, float(generator.random() < 0.5)]
@@ -289,11 +284,11 @@ class Photograph:
         """Many photographs at once, on their device: [b, 3, crop, crop]; `draws` [b, 5 or 8] on the CPU."""
         x = crops(pictures, draws[:, :4], draws[:, 4] > 0, self.crop) / 255
         if draws.shape[1] > 5:
-            x = _colored(x, draws[:, 5:].to(x.device, non_blocking=True).float())
-        return _scaled(x, self.mean, self.std)
+            x = _jitter(x, draws[:, 5:].to(x.device, non_blocking=True).float())
+        return _standardize(x, self.mean, self.std)
 
 
-def _colored(x: Tensor, factors: Tensor) -> Tensor:
+def _jitter(x: Tensor, factors: Tensor) -> Tensor:
     """Change brightness, then contrast, then saturation of pictures [b, 3, h, w] in 0..1 by factors [b, 3].
 
     Contrast is the distance from the mean gray of a picture, saturation that from the gray of a pixel.
@@ -310,7 +305,7 @@ def _gray(x: Tensor) -> Tensor:
     return 0.299 * x[:, :1] + 0.587 * x[:, 1:2] + 0.114 * x[:, 2:]
 
 
-def _shape(width: int, height: int, area: tuple[float, float], generator: np.random.Generator) -> tuple[int, int]:
+def _crop_size(width: int, height: int, area: tuple[float, float], generator: np.random.Generator) -> tuple[int, int]:
     """Width and height of a crop with random area and aspect ratio; if none fits, the largest square."""
     for _ in range(10):
         share = width * height * generator.uniform(*area)
@@ -324,8 +319,8 @@ def _shape(width: int, height: int, area: tuple[float, float], generator: np.ran
 def _glyphs(train: bool, mean: tuple[float, ...], std: tuple[float, ...], move: float) -> Transform:
     if not train:
         return Plain(mean, std)
-    usual = Moved()
-    return Moved(move * usual.shift, move * usual.scale, move * usual.turn, move * usual.slant, mean, std)
+    default = Moved()
+    return Moved(move * default.shift, move * default.scale, move * default.turn, move * default.slant, mean, std)
 
 
 NAMED: dict[str, Callable[[bool, tuple[float, ...], tuple[float, ...], float], Transform]] = {
@@ -333,7 +328,7 @@ NAMED: dict[str, Callable[[bool, tuple[float, ...], tuple[float, ...], float], T
     "glyphs": _glyphs,
 }
 SIDE = 256
-"""Pixels that the short side of a photograph has before it is cropped, at the usual size."""
+"""Pixels of the short side of a photograph before the crop, at the default size."""
 CROPS: dict[str, tuple[int, dict[str, Any]]] = {
     "qi2020": (227, {"area": (0.16, 1.0)}),
     "can2019": (224, {"square": True}),

@@ -1,7 +1,7 @@
-"""`agree`: before ranks exchange rows, they check that all make the same call, in one small message of fixed size.
+"""`agree`: check, before ranks exchange rows, that all make the same call, in one small message of fixed size.
 
-A rank with another loss, another dtype or invalid input would make the others compute something else, or abort inside a
-collective whose sizes differ. Here all ranks learn of it first, and all raise the same error.
+A rank with another loss, another dtype or invalid input would change what the others compute, or make a collective with
+different sizes abort. `agree` finds the difference first, and all ranks raise the same error.
 """
 
 from __future__ import annotations
@@ -19,83 +19,77 @@ from nearfar._utils.process_group import Group
 from nearfar.losses.robust import Call
 from nearfar.relations.relation import Relation
 
-__all__ = ["Looks", "Sizes", "agree", "sketch"]
+__all__ = ["LossSummary", "agree"]
 
 EVERY = 100
-"""Settings and values of parameters are compared once in this many calls; the kind of a call at each."""
+"""Settings and parameter values are compared every so many calls; shapes and dtypes at each call."""
 TOLERANCE = 1e-3
-"""Allowed difference of values, relative to the parameters' norm: rounding differs less, seeds more."""
+"""The allowed difference of values relative to the parameters' norm: above rounding, below another random seed."""
 PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 
 
 @dataclass
-class Looks:
-    """A summary of a loss when it was last inspected: its settings, and its parameters in three numbers."""
+class LossSummary:
+    """A summary of a loss: a hash of its settings, and three numbers for its parameters, as of call `at`."""
 
     calls: int = 0
-    taken: int = -1
+    at: int = -1
     settings: int = 0
     values: tuple[float, float, float] = (0.0, 0.0, 0.0)
 
-    def look(self, loss: nn.Module) -> None:
-        """Count a call, and inspect the loss again when it is due."""
+    def update(self, loss: nn.Module) -> None:
+        """Count a call, and every `EVERY` calls summarize the loss again."""
         if self.calls % EVERY == 0:
-            self.taken, self.settings, self.values = self.calls, _digest(_loss_lines(loss)), sketch(loss)
+            self.at, self.settings, self.values = self.calls, _digest(_loss_lines(loss)), _sketch(loss)
         self.calls += 1
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """How many rows and reference rows each rank has."""
-
-    rows: list[int]
-    cols: list[int]
-
-
-def agree(ranks: Group, loss: nn.Module, call: Call, looks: Looks, problem: Exception | None) -> Sizes:
-    """Check that all ranks make the same call of the same loss, and return the sizes of all ranks.
+def agree(
+    ranks: Group, loss: nn.Module, call: Call, summary: LossSummary, problem: Exception | None
+) -> tuple[list[int], list[int]]:
+    """Check that all ranks make the same call of the same loss; return their numbers of rows and of reference rows.
 
     Args:
         ranks: the processes that take part.
         loss: the `Distributed` that is called, with all its parts.
-        call: this rank's call.
-        looks: the summary of the loss, updated here.
-        problem: what is wrong with this rank's call, or None.
+        call: the call of this rank.
+        summary: the summary of the loss, which is updated.
+        problem: the error in the call of this rank, or None.
 
     Raises:
-        ValueError: ranks differ, or another rank's call is wrong; this rank's own problem is raised as it is.
+        ValueError: ranks differ, or the call of another rank is wrong. The problem of this rank is raised unchanged.
     """
-    looks.look(loss)
+    summary.update(loss)
     mine = [] if problem is not None else [*_call_lines(call), *_step_lines(loss)]
     counts = (0, 0) if problem is not None else (len(call.embeddings), len(call.reference))
-    message = torch.tensor([int(problem is not None), *counts, _digest(mine), looks.taken, looks.settings])
-    message = torch.cat([message, torch.tensor(looks.values, dtype=torch.float64).view(torch.int64)])
+    message = torch.tensor([int(problem is not None), *counts, _digest(mine), summary.at, summary.settings])
+    message = torch.cat([message, torch.tensor(summary.values, dtype=torch.float64).view(torch.int64)])
     heard = ranks.gather(message.to(ranks.wire)).cpu()
-    if _all_well(heard):
-        return Sizes(heard[:, 1].tolist(), heard[:, 2].tolist())
+    if _all_agree(heard):
+        return heard[:, 1].tolist(), heard[:, 2].tolist()
     words = None if problem is None else str(problem)
     everyone = ranks.objects((words, mine + _loss_lines(loss) + _value_lines(loss)))
     raise problem or ValueError(_difference(everyone))
 
 
-def _all_well(heard: Tensor) -> bool:
-    """Whether no rank has a problem and all agree; the answer is the same on every rank."""
-    wrong, kind, taken, settings = heard[:, 0], heard[:, 3], heard[:, 4], heard[:, 5]
-    if bool((wrong != 0).any() | (kind != kind[0]).any() | ((settings != settings[0]) & (taken == taken[0])).any()):
+def _all_agree(heard: Tensor) -> bool:
+    """Whether no rank has a problem and all messages agree; the result is the same on every rank."""
+    wrong, kind, at, settings = heard[:, 0], heard[:, 3], heard[:, 4], heard[:, 5]
+    if bool((wrong != 0).any() | (kind != kind[0]).any() | ((settings != settings[0]) & (at == at[0])).any()):
         return False
-    values = heard[:, 6:].contiguous().view(torch.float64)[taken == taken[0]].tolist()
-    return all(_near(other, values[0]) for other in values[1:])
+    values = heard[:, 6:].contiguous().view(torch.float64)[at == at[0]].tolist()
+    return all(_is_close(other, values[0]) for other in values[1:])
 
 
-def _near(a: list[float], b: list[float]) -> bool:
-    """Whether two sketches could be of the same parameters; values that are not finite are reported elsewhere."""
+def _is_close(a: list[float], b: list[float]) -> bool:
+    """Whether two sketches could be of equal parameters; values that are not finite are reported elsewhere."""
     if not all(map(math.isfinite, (*a, *b))):
         return True
     return all(abs(x - y) <= TOLERANCE * max(a[0], b[0]) for x, y in zip(a, b, strict=True))
 
 
-def sketch(loss: nn.Module) -> tuple[float, float, float]:
-    """The norm of all parameters, and two sums of them with fixed weights: equal parameters give equal numbers."""
+def _sketch(loss: nn.Module) -> tuple[float, float, float]:
+    """The norm of all parameters and two fixed linear projections, which differ if the parameters differ."""
     found = [_sums(x, place) for place, x in enumerate(loss.parameters())]
     if not found:
         return (0.0, 0.0, 0.0)
@@ -105,7 +99,7 @@ def sketch(loss: nn.Module) -> tuple[float, float, float]:
 
 @torch.no_grad()
 def _sums(x: Tensor, place: int) -> Tensor:
-    """Σ x², uᵀXv with cosines and with sines, for X [rows, rest]."""
+    """[Σ x², uᵀXv with cosines, uᵀXv with sines] for X [rows, rest]."""
     x = x.detach().reshape(len(x) if x.ndim else 1, -1)
     x = x if x.dtype == torch.float64 else x.float()
     down, along = (torch.arange(1, n + 1, device=x.device, dtype=x.dtype) for n in x.shape)
@@ -121,23 +115,23 @@ def _digest(lines: list[str]) -> int:
 
 
 def _difference(everyone: list[tuple[str | None, list[str]]]) -> str:
-    """Describe which rank differs and in what: the same sentence on every rank."""
+    """The message that names the rank that differs and the difference; the same on every rank."""
     for rank, (problem, _) in enumerate(everyone):
         if problem is not None:
             return f"Distributed: rank {rank} brought what its loss cannot take, which stops all of them: {problem}"
     first = everyone[0][1]
     for rank, (_, other) in enumerate(everyone):
-        apart = ((a, b) for a, b in zip(first, other, strict=False) if a != b)
-        for ours, theirs in apart:
-            return (
-                f"Distributed: ranks must make the same call, but rank 0 and rank {rank} differ: {ours} on rank 0, "
-                f"{theirs} on rank {rank}; make them the same on every rank."
-            )
+        for ours, theirs in zip(first, other, strict=False):
+            if ours != theirs:
+                return (
+                    f"Distributed: ranks must make the same call, but rank 0 and rank {rank} differ: {ours} on rank 0, "
+                    f"{theirs} on rank {rank}; make them the same on every rank."
+                )
     return "Distributed: ranks must make the same call, but differ; make the loss and its call the same on every rank."
 
 
 def _step_lines(loss: nn.Module) -> list[str]:
-    """Values that must be equal on all ranks at every call, such as the position in a ring buffer."""
+    """State that must be equal on all ranks at every call, such as the position in a ring buffer."""
     named = ((name, getattr(part, "_in_step", None)) for name, part in loss.named_modules())
     return [f"{name or 'the loss'} after {state}" for name, state in named if state is not None]
 
@@ -147,13 +141,13 @@ def _loss_lines(loss: nn.Module) -> list[str]:
 
 
 def _value_lines(loss: nn.Module) -> list[str]:
-    """A rough summary of the values of each parameter."""
+    """The norm and a sum of each parameter."""
     numbers = ((name, _sums(x, 0).tolist()) for name, x in loss.named_parameters())
     return [f"{name} with values of length {math.sqrt(x[0]):.3g} (sum {x[1]:.3g})" for name, x in numbers]
 
 
 def _call_lines(call: Call) -> list[str]:
-    """What must be equal in the calls of all ranks: everything but values and numbers of rows."""
+    """The properties of a call that must be equal on all ranks: all except values and numbers of rows."""
     x, y = call.embeddings, call.labels
     lines = [
         f"embeddings of width {x.shape[1]}",
@@ -176,7 +170,7 @@ def _gradient(x: Tensor) -> str:
 
 
 def _relation_lines(relation: Relation) -> Iterator[str]:
-    """The options of a relation, except the number of rows and a `width` that one rank knew."""
+    """The options of a relation, except the number of rows and `width`."""
     given = relation._given
     options = {**vars(relation), **{field.name: getattr(given, field.name) for field in fields(given)}}
     for name in ("shape", "device", "orders", "width", "_width", "_given", "_projection"):
@@ -188,7 +182,7 @@ def _relation_lines(relation: Relation) -> Iterator[str]:
 
 
 def _kind(x: Tensor | None) -> str:
-    """The dtype of a tensor and the shape of one row; all integer types count as one (exchanged as int64)."""
+    """The dtype of a tensor and the shape of a row; all integer types count as one, since they travel as int64."""
     if x is None:
         return "none"
     floating = x.is_floating_point() or x.dtype == torch.bool
@@ -196,9 +190,9 @@ def _kind(x: Tensor | None) -> str:
 
 
 def _parts(name: str, x: Any, depth: int) -> Iterator[str]:
-    """Lines that describe `x`: its class, its settings, the shapes of its parameters, and its parts likewise.
+    """Yield lines that describe `x`: its class, its settings, the shapes of its parameters, and its parts recursively.
 
-    Attributes that begin with an underscore are private and left out.
+    Attributes whose names begin with an underscore are left out.
     """
     if isinstance(x, PLAIN):
         yield f"{name} = {x!r}"
@@ -218,7 +212,7 @@ def _parts(name: str, x: Any, depth: int) -> Iterator[str]:
 
 
 def _settings(x: Any) -> list[tuple[str, Any]]:
-    """What an object was constructed with, by name: plain settings first, then parameters, then parts."""
+    """The attributes of an object by name: plain settings first, then parameters, then parts."""
     values = {key: value for key, value in getattr(x, "__dict__", {}).items() if not key.startswith("_")}
     if is_dataclass(x):
         values |= {field.name: getattr(x, field.name) for field in fields(x) if not field.name.startswith("_")}

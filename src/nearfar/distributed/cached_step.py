@@ -32,25 +32,25 @@ def cached_step(
     scaler: Any = None,
     **more: Any,
 ) -> Tensor:
-    """Back-propagate loss(encoder(inputs), labels) while holding the activations of `chunk` samples only.
+    """Back-propagate loss(encoder(inputs), labels) while holding the activations of only `chunk` samples.
 
     First every chunk is embedded without a graph, then the loss gives dF/dE [b, d], then every chunk is embedded again
     with the same random numbers, and its part of dF/dE is back-propagated. It costs one more forward pass. The gradient
-    is added to all parameters; it is that of a plain step whose encoder runs chunk by chunk, so that dropout masks are
-    the same, and without randomness that of the plain step. Call the optimizer afterwards, as usual.
+    is added to all parameters. It equals that of a plain step whose encoder runs chunk by chunk (with the same dropout
+    masks), and without randomness that of a plain step. Call the optimizer afterwards.
 
-    Under DDP pass the wrapped encoder and `Distributed(loss)`: gradients are averaged once, with the last chunk. A run
-    under `torch.autocast` embeds under it both times.
+    Under DDP pass the wrapped encoder and `Distributed(loss)`: gradients are averaged once, with the last chunk. Under
+    `torch.autocast` both passes use it.
 
     Args:
         encoder: any module with output [b, d]; called as encoder(x), with *x for a tuple or list, **x for a dict.
         inputs: a tensor [b, ...], or a tuple, list or dict of tensors with b samples each; other entries are passed on.
         labels: [b] integers, or a `Relation`.
-        loss: any loss of the package, called with all b embeddings at once; its parameters get their gradient too.
-        chunk: how many samples the encoder sees at a time.
-        bn: batch normalization in training mode would see a chunk instead of the batch, and twice: "refuse" says so,
+        loss: any loss of the package, called once with all b embeddings; its parameters get their gradient too.
+        chunk: the number of samples that the encoder receives at a time.
+        bn: batch normalization in training mode would use the statistics of a chunk, twice: "refuse" raises an error,
             "frozen" runs such layers in evaluation mode during the step.
-        scaler: a `torch.amp.GradScaler`, where fp16 needs one.
+        scaler: a `torch.amp.GradScaler` for fp16.
         more: further arguments of the loss, such as ids=.
 
     Returns:
@@ -60,7 +60,7 @@ def cached_step(
     check_choice("cached_step", "bn", bn, ("refuse", "frozen"))
     parts = _chunks(inputs, chunk)
     device = next((p.device for p in encoder.parameters()), torch.device("cpu"))
-    with _norms(encoder, bn), in_touch("cached_step"):
+    with _freeze_norms(encoder, bn), in_touch("cached_step"):
         rows, before = list[Tensor](), list[State]()
         with torch.no_grad():
             for part in parts:
@@ -71,14 +71,18 @@ def cached_step(
             value = loss(embeddings, labels, **more)
             scaled = value if scaler is None else scaler.scale(value)
             torch.autograd.backward(scaled)
-        slope = embeddings.grad
-        if slope is None:
+        grad = embeddings.grad
+        if grad is None:
             raise ValueError("cached_step: the loss has no gradient in the embeddings; leave torch.no_grad().")
         start = 0
         for number, (part, state) in enumerate(zip(parts, before, strict=True)):
-            with _replayed(state, device), _quiet(encoder, last=number == len(parts) - 1), torch.enable_grad():
+            with (
+                _replay_random(state, device),
+                _skip_averaging(encoder, last=number == len(parts) - 1),
+                torch.enable_grad(),
+            ):
                 again = _embed(encoder, part)
-                torch.autograd.backward(again, slope[start : start + len(again)].to(again.dtype))
+                torch.autograd.backward(again, grad[start : start + len(again)].to(again.dtype))
             start += len(again)
     return value.detach()
 
@@ -97,15 +101,15 @@ def _embed(encoder: nn.Module, part: Inputs) -> Tensor:
 
 
 def _chunks(inputs: Inputs, chunk: int) -> list[Inputs]:
-    """Yield the inputs, `chunk` samples at a time; entries that are not tensors are passed with every chunk."""
+    """Cut the inputs into chunks; entries that are not tensors are part of every chunk."""
     tensors = [inputs] if isinstance(inputs, Tensor) else [x for x in _entries(inputs) if isinstance(x, Tensor)]
     sizes = {len(x) for x in tensors if x.ndim}
-    if len(sizes) != 1 or not (sum(sizes) or several()):  # a rank may have no rows where others have some
+    if len(sizes) != 1 or not (sum(sizes) or several()):  # among several ranks, one may have no rows
         raise ValueError(
             f"cached_step: inputs must hold tensors of one number of samples, above zero, but hold {sorted(sizes)}."
         )
     count = sizes.pop()
-    return [_some(inputs, slice(i, min(i + chunk, count))) for i in range(0, max(count, 1), chunk)]
+    return [_cut(inputs, slice(i, min(i + chunk, count))) for i in range(0, max(count, 1), chunk)]
 
 
 def _entries(inputs: Inputs) -> Sequence[Any]:
@@ -118,7 +122,7 @@ def _entries(inputs: Inputs) -> Sequence[Any]:
     )
 
 
-def _some(inputs: Inputs, here: slice) -> Inputs:
+def _cut(inputs: Inputs, here: slice) -> Inputs:
     def cut(x: Any) -> Any:
         return x[here] if isinstance(x, Tensor) and x.ndim else x
 
@@ -130,8 +134,8 @@ def _some(inputs: Inputs, here: slice) -> Inputs:
 
 
 @contextmanager
-def _replayed(state: State, device: torch.device) -> Iterator[None]:
-    """Draw the same random numbers as from `state` on within the block, then restore the generators."""
+def _replay_random(state: State, device: torch.device) -> Iterator[None]:
+    """Draw the random numbers that follow `state` within the block, then restore the generators."""
     now = states(device)
     set_states(state, device)
     try:
@@ -140,16 +144,16 @@ def _replayed(state: State, device: torch.device) -> Iterator[None]:
         set_states(now, device)
 
 
-def _quiet(encoder: nn.Module, *, last: bool) -> AbstractContextManager[Any]:
+def _skip_averaging(encoder: nn.Module, *, last: bool) -> AbstractContextManager[Any]:
     """Under DDP, skip the averaging of gradients for all chunks but the last."""
     if last or not hasattr(encoder, "no_sync"):
         return nullcontext()
-    hush: AbstractContextManager[Any] = encoder.no_sync()  # type: ignore[operator]
-    return hush
+    context: AbstractContextManager[Any] = encoder.no_sync()  # type: ignore[operator]
+    return context
 
 
 @contextmanager
-def _norms(encoder: nn.Module, bn: str) -> Iterator[None]:
+def _freeze_norms(encoder: nn.Module, bn: str) -> Iterator[None]:
     found = [
         (name, module)
         for name, module in encoder.named_modules()

@@ -18,20 +18,20 @@ from nearfar.relations.relation import Relation
 
 __all__ = ["CrossBatchMemory", "Staleness", "bytes_of"]
 
-COPIES, PLACES = 7, 40
-"""Of a remembered row, during a step: copies (it is gathered, joined to the batch and scaled, and so is its gradient),
-the fewest that were measured of five losses; and bytes of its label, id and place."""
+COPIES, POSITION_BYTES = 7, 40
+"""How many copies of a remembered row a step holds (the row and its gradient are gathered, concatenated and scaled; the
+fewest of five measured losses), and the bytes of its label, id and position."""
 COUNTS = 3
 """Number of entries before the ages in a memory's state."""
 
 
 def bytes_of(size: int, width: int, bytes_each: int = 4) -> int:
-    """The bytes that a full memory takes at least during a step.
+    """The least number of bytes that a full memory takes during a step.
 
     >>> bytes_of(1000, 128)
     3624000
     """
-    return size * (COPIES * width * bytes_each + PLACES)
+    return size * (COPIES * width * bytes_each + POSITION_BYTES)
 
 
 @dataclass(frozen=True)
@@ -39,9 +39,9 @@ class Staleness:
     """The age of the remembered rows.
 
     Args:
-        rows: how many rows would be used.
-        mean: their mean age, in calls.
-        oldest: the age of the oldest of them, in calls.
+        rows: the number of rows that the next call would use.
+        mean: their mean age in calls.
+        oldest: the age of the oldest of them in calls.
     """
 
     rows: int
@@ -52,20 +52,20 @@ class Staleness:
 class CrossBatchMemory(Loss):
     """Compare a batch with itself and with the last `size` embeddings of earlier batches (cross-batch memory).
 
-    The value is loss(batch, reference = batch and memory). Rows of the batch get a gradient, on both sides of a pair;
-    remembered rows get none. With an empty memory it is exactly the wrapped loss. It works with every loss that takes a
-    reference (all but those with proxies). With a memory the k of `DroTopK` counts entries of the n x (n + size)
-    matrix, in which pairs within the batch occur twice.
+    The value is loss(batch, reference = batch and memory). Rows of the batch get a gradient on both sides of a pair;
+    remembered rows get none. With an empty memory it is exactly the wrapped loss. It works with every loss that takes
+    reference rows (all except those with proxies). The k of `DroTopK` then counts entries of the n x (n + size) matrix,
+    in which pairs within the batch occur twice.
 
     In evaluation mode (`memory.eval()`) the memory is used but not updated. The ring buffer, its position and the ages
-    are in `state_dict`. With several processes write `Distributed(CrossBatchMemory(loss, ...))`: each rank then
-    remembers the rows of all ranks, in the same order.
+    are in `state_dict`. With several processes use `Distributed(CrossBatchMemory(loss, ...))`: each rank then remembers
+    the rows of all ranks, in the same order.
 
     Args:
-        loss: any loss but those with proxies.
-        size: how many rows to remember.
-        warmup: the number of first calls that only fill the memory and do not use it.
-        max_age: rows remembered more than this number of calls ago are not used; None for no limit.
+        loss: any loss without proxies.
+        size: the number of rows to remember.
+        warmup: the number of initial calls that fill the memory without using it.
+        max_age: rows older than this number of calls are not used; None for no limit.
 
     Example:
         >>> import nearfar as nf
@@ -104,7 +104,7 @@ class CrossBatchMemory(Loss):
         self.register_buffer("embeddings", torch.empty(0, 0))
         self.register_buffer("labels", torch.empty(0, dtype=torch.int64))
         self.register_buffer("ids", torch.empty(0, dtype=torch.int64))
-        # on the host, where it is read at each call: the call in which each place was written, 0 for never
+        # the call in which each position was written, 0 for never; on the host, since each call reads it
         self._written = torch.zeros(size, dtype=torch.int64)
         self._position = 0
         self._calls = 0
@@ -117,7 +117,7 @@ class CrossBatchMemory(Loss):
 
     def staleness(self) -> Staleness:
         """The age of the rows that the next call would use, counted from that call."""
-        ages = self._calls + 1 - self._written[self._places()]
+        ages = self._calls + 1 - self._written[self._positions()]
         if not len(ages):
             return Staleness(0, 0.0, 0)
         return Staleness(len(ages), float(ages.double().mean()), int(ages.amax()))
@@ -131,10 +131,10 @@ class CrossBatchMemory(Loss):
         """
         if not self._named:
             raise ValueError("CrossBatchMemory: drift needs to know which row is which sample; pass ids= at each call.")
-        places = self._places()
-        now, then = (ids.to(self.ids.device)[:, None] == self.ids[places][None, :]).nonzero(as_tuple=True)
+        positions = self._positions()
+        now, then = (ids.to(self.ids.device)[:, None] == self.ids[positions][None, :]).nonzero(as_tuple=True)
         unit = torch.nn.functional.normalize
-        moved: Tensor = unit(embeddings.detach()[now]) - unit(self.embeddings[places][then])
+        moved: Tensor = unit(embeddings.detach()[now]) - unit(self.embeddings[positions][then])
         return moved.square().sum(dim=1).sqrt()
 
     def reset(self) -> None:
@@ -157,11 +157,11 @@ class CrossBatchMemory(Loss):
         """The call with the remembered rows as further references."""
         labels = self._check(call)
         call = replace(call, owner=f"CrossBatchMemory({self.loss.owner})")
-        places = self._places() if self._calls >= self.warmup else self._written[:0]
-        if not len(places) or not len(call.embeddings):
+        positions = self._positions() if self._calls >= self.warmup else self._written[:0]
+        if not len(positions) or not len(call.embeddings):
             return replace(call, ids=None)
-        self._follow(call.embeddings.device)
-        at = places.to(self.labels.device)
+        self._move_to(call.embeddings.device)
+        at = positions.to(self.labels.device)
         relation = Relation.from_labels(
             labels,
             torch.cat([labels.long(), self.labels[at]]),
@@ -173,8 +173,8 @@ class CrossBatchMemory(Loss):
         reference = torch.cat([call.embeddings, past])
         return replace(call, labels=relation, ref_emb=reference, ids=None)
 
-    def _places(self) -> Tensor:
-        """Positions of the rows that are young enough, oldest first, on the host."""
+    def _positions(self) -> Tensor:
+        """Positions of the rows that are not too old, oldest first, on the host."""
         youngest = 1 if self.max_age is None else max(1, self._calls + 1 - self.max_age)
         in_time = (torch.arange(self.size) + self._position) % self.size
         return in_time[self._written[in_time] >= youngest]
@@ -206,7 +206,7 @@ class CrossBatchMemory(Loss):
 
     @property
     def _in_step(self) -> str:
-        """A description that is equal on ranks whose memories hold the same rows."""
+        """A description for `agree`, equal on ranks whose memories hold the same rows."""
         return f"{self._calls} calls, at place {self._position} of the ring"
 
     @property
@@ -221,21 +221,21 @@ class CrossBatchMemory(Loss):
             return
         self._named = call.ids is not None
         if self.embeddings.shape != (self.size, rows.shape[1]) or self.embeddings.device != rows.device:
-            self._make_room(rows)
-        places = (torch.arange(len(rows)) + self._position) % self.size
-        at = places.to(rows.device)
+            self._allocate(rows)
+        positions = (torch.arange(len(rows)) + self._position) % self.size
+        at = positions.to(rows.device)
         self.embeddings[at] = rows.to(self.embeddings.dtype)
         assert isinstance(call.labels, Tensor)  # noqa: S101 - `_check` said so
         self.labels[at] = call.labels[-self.size :].long()
         if call.ids is not None:
             self.ids[at] = call.ids[-self.size :].to(rows.device).long()
-        self._written[places] = self._calls
+        self._written[positions] = self._calls
         self._position = (self._position + len(rows)) % self.size
 
-    def _make_room(self, rows: Tensor) -> None:
+    def _allocate(self, rows: Tensor) -> None:
         """Allocate buffers of the right dimension, dtype and device; remembered rows are kept."""
         if self._holds_any:
-            self._follow(rows.device)
+            self._move_to(rows.device)
             return
         width = rows.shape[1]
         what = f"size={self.size:,} rows of width {width:,}"
@@ -243,8 +243,8 @@ class CrossBatchMemory(Loss):
         self.embeddings = rows.new_zeros(self.size, width)
         self.labels, self.ids = (torch.zeros(self.size, dtype=torch.int64, device=rows.device) for _ in range(2))
 
-    def _follow(self, device: torch.device) -> None:
-        """Move the memory to the device of the batch: a checkpoint may have been loaded elsewhere."""
+    def _move_to(self, device: torch.device) -> None:
+        """Move the memory to the device of the batch; a checkpoint may have been loaded on another one."""
         self.embeddings, self.labels, self.ids = (x.to(device) for x in (self.embeddings, self.labels, self.ids))
 
     def get_extra_state(self) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from nearfar._utils.process_group import Group, ProcessGroup, several
 from nearfar._utils.tensors import check_embeddings, check_placed
-from nearfar.distributed.agreement import Looks, agree
+from nearfar.distributed.agreement import LossSummary, agree
 from nearfar.losses.explanation import Explanation
 from nearfar.losses.robust import Call, Loss
 from nearfar.relations.relation import Relation
@@ -22,21 +22,21 @@ class Distributed(Loss):
     """Compute a loss over the embeddings of all ranks: the value and the gradient of one large batch.
 
     Every rank passes its rows [n_r, d] and labels; sizes may differ. Embeddings and labels are gathered, strips of the
-    matrix of pairs are distributed over the ranks, and the partial results (duals, numerators, gradients) are summed,
-    so that each rank does about 1/world of the work and all get the same numbers. Small batches, losses with random
-    draws, and engine="dense" are computed completely on every rank instead, with the same result.
+    matrix of pairs are distributed over the ranks, and partial results (duals, numerators, gradients) are summed: each
+    rank does about 1/world of the work, and all get the same numbers. Small batches, losses with random draws, and
+    engine="dense" are computed completely on every rank instead, with the same result.
 
-    The value is that of one process on the concatenated batch; it is not multiplied by the number of ranks. Gradients
-    of the loss's own parameters are complete on every rank. Those of the embeddings are multiplied by the number of
-    ranks where `averaged` (DDP and FSDP divide by it when they average), so that every parameter of the network gets
-    exactly the gradient of the single process.
+    The value is that of one process on the concatenated batch, not multiplied by the number of ranks. Gradients of the
+    loss's own parameters are complete on every rank. With `averaged`, gradients of the embeddings are multiplied by the
+    number of ranks, by which DDP and FSDP divide, so every parameter of the network gets exactly the gradient of a
+    single process.
 
-    Without `torch.distributed`, or with one process, it is the wrapped loss. A memory goes inside:
+    Without `torch.distributed`, or with one process, this is the wrapped loss. Wrap a memory as
     `Distributed(CrossBatchMemory(loss, ...))`.
 
     Args:
-        loss: any loss, of `nearfar.pml` too.
-        averaged: gradients are averaged over ranks after backward, as DDP and FSDP do; False where they are summed.
+        loss: any loss, including those of `nearfar.pml`.
+        averaged: whether gradients are averaged over ranks after backward, as by DDP and FSDP, and not summed.
         group: a process group; None for all processes.
     """
 
@@ -47,11 +47,11 @@ class Distributed(Loss):
         self.loss = loss
         self.averaged = averaged
         self.group = group
-        self._looks = Looks()
+        self._summary = LossSummary()
 
     @property
     def exact_gradient(self) -> bool:
-        """Whether the gradient is that of the value."""
+        """Whether the gradient is exactly that of the value."""
         return bool(getattr(self.loss, "exact_gradient", True))
 
     def _judged(self, call: Call) -> Tensor:
@@ -78,30 +78,30 @@ class Distributed(Loss):
         return value
 
     def _explanation(self, call: Call) -> Explanation:
-        """Explain the loss over the rows of all ranks, completely on every rank."""
+        """Explain the loss over the rows of all ranks; every rank computes all of it."""
         whole = self._whole(call)
         inner = self.loss if isinstance(self.loss, Loss) else self.loss.robust
         found: Explanation = inner._explanation(whole)
         return found
 
     def _whole(self, call: Call) -> Call:
-        """The call with the rows of all ranks."""
+        """Gather the rows of all ranks into one call."""
         if self._alone:
             return call
         ranks = Group("Distributed", self.group)
-        sizes = agree(ranks, self, call, self._looks, _problem(self.loss, call))
-        rows = JointRows(ranks, sizes.rows)
-        cols = None if call.ref_emb is None else JointRows(ranks, sizes.cols)
+        rows_of, cols_of = agree(ranks, self, call, self._summary, _problem(self.loss, call))
+        rows = JointRows(ranks, rows_of)
+        cols = None if call.ref_emb is None else JointRows(ranks, cols_of)
         factor = ranks.world if self.averaged else 1
         labels = call.labels
         if isinstance(labels, Relation):
             labels = labels.gathered(rows, rows if cols is None else cols)
         return Call(
             call.owner,
-            rows.joined(call.embeddings, factor),
+            rows.concatenate(call.embeddings, factor),
             rows(labels) if isinstance(labels, Tensor) else labels,
             None,
-            None if cols is None or call.ref_emb is None else cols.joined(call.ref_emb, factor),
+            None if cols is None or call.ref_emb is None else cols.concatenate(call.ref_emb, factor),
             None if cols is None or call.ref_labels is None else cols(call.ref_labels),
             None if call.ids is None else rows(call.ids.to(call.embeddings.device)),
             None if cols is None or call.ref_ids is None else cols(call.ref_ids.to(call.embeddings.device)),
@@ -116,7 +116,7 @@ class JointRows:
     """The order of the rows of all ranks in the joint batch.
 
     Attributes:
-        mine: where the rows of this rank are.
+        mine: the slice of the rows of this rank.
     """
 
     def __init__(self, ranks: ProcessGroup, sizes: list[int]) -> None:
@@ -126,7 +126,7 @@ class JointRows:
         self.mine = slice(start, start + sizes[ranks.rank])
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Concatenate a tensor [n_r, ...] of each rank."""
+        """Concatenate a tensor [n_r, ...] from each rank, without a gradient."""
         if not x.is_floating_point() and x.dtype != torch.bool:
             x = x.long()  # labels and ids may have different integer types on different ranks
         kind = x.dtype
@@ -136,13 +136,13 @@ class JointRows:
         parts = self.ranks.gather(padded)
         return torch.cat([part[:size] for part, size in zip(parts, self.sizes, strict=True)]).to(kind)
 
-    def joined(self, x: Tensor, factor: int) -> Tensor:
-        """Concatenate the rows of all ranks; the gradient flows back to this rank's rows, times `factor`."""
-        whole: Tensor = _Joined.apply(x, self, factor)  # type: ignore[no-untyped-call]
+    def concatenate(self, x: Tensor, factor: int) -> Tensor:
+        """Concatenate the rows of all ranks; this rank's rows get their gradient, times `factor`."""
+        whole: Tensor = _Concatenate.apply(x, self, factor)  # type: ignore[no-untyped-call]
         return whole
 
 
-class _Joined(torch.autograd.Function):
+class _Concatenate(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, rows: JointRows, factor: int) -> Tensor:
         ctx.mine, ctx.factor = rows.mine, factor
@@ -155,12 +155,12 @@ class _Joined(torch.autograd.Function):
                 "Distributed: there is no second derivative across processes, which create_graph=True asks for; "
                 "take it of the loss inside."
             )
-        # every rank has the gradient of the whole: nothing to add up
+        # every rank has the complete gradient, so nothing is summed
         return whole[0][ctx.mine] * ctx.factor, None, None
 
 
 def _problem(loss: nn.Module, call: Call) -> Exception | None:
-    """What is wrong with this rank's call, or None; the other ranks must learn of it before it is raised."""
+    """The error in this rank's call, or None; it is raised only after the other ranks know of it."""
     try:
         check_embeddings(call.owner, "embeddings", call.embeddings)
         if isinstance(loss, Loss):
@@ -176,7 +176,7 @@ def _problem(loss: nn.Module, call: Call) -> Exception | None:
 
 
 def _check_ids(call: Call, relation: Relation) -> None:
-    """Require one id per row: a single process may ignore them, but ranks exchange them."""
+    """Require one id per row, since ranks exchange them."""
     n, m = call.shape
     given = (call.ids, n), (call.ref_ids, m), (relation._given.ids, n), (relation._given.ref_ids, m)
     for ids, count in given:

@@ -1,10 +1,10 @@
-"""The doctor: diagnoses whether a space or a run is healthy, collapsing, stalled or only slow, with remedies."""
+"""Diagnose an embedding space or a training run: healthy, collapsing, stalled or only slow; and suggest remedies."""
 
 from nearfar.doctor.callback import Doctor
+from nearfar.doctor.embeddings import diagnose
 from nearfar.doctor.findings import Diagnosis, Finding
-from nearfar.doctor.history import diagnose_journal
-from nearfar.doctor.prescription import Prescription, diagnose_run, prescribe
-from nearfar.doctor.space import diagnose
+from nearfar.doctor.prescription import Prescription, prescribe
+from nearfar.doctor.run import diagnose_journal, diagnose_run
 from nearfar.doctor.thresholds import Thresholds
 
 __all__ = [

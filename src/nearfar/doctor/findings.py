@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from nearfar._utils.html import table
 
-__all__ = ["ORDER", "Diagnosis", "Finding", "Severity", "concluded", "listed", "verdict"]
+__all__ = ["ORDER", "Diagnosis", "Finding", "Severity", "conclude", "list_rows", "verdict"]
 
 Severity = Literal["note", "warning", "alarm"]
 ORDER: tuple[Severity, ...] = ("alarm", "warning", "note")
@@ -21,12 +21,13 @@ class Finding:
     """One finding of the doctor.
 
     Attributes:
-        name: a name of two or three words.
+        name: a short name, such as "class collapse".
         severity: "note": good to know; "warning": look into it; "alarm": the run is lost unless something changes.
         evidence: the numbers behind it, in a sentence.
         remedy: what to change, in a sentence that names options of `nearfar train`.
-        rows: the rows that it is about, worst first, if it is about rows.
-        flags: the remedy as flags of `nearfar train`, if flags can express it; ("loss.mining", "semihard").
+        rows: the rows concerned, worst first, for findings about rows.
+        flags: the remedy as flags of `nearfar train`, such as ("loss.mining", "semihard"); empty if flags cannot
+            express it.
     """
 
     name: str
@@ -64,7 +65,7 @@ class Diagnosis:
         return self.text()
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: a row a finding, alarms first."""
+        """An HTML table for notebooks, one row per finding, alarms first."""
         rows = [(each.severity, each.name, each.evidence, each.remedy) for each in self.findings]
         if not rows:
             return f"<p>{escape(verdict(self.findings))}</p>"
@@ -81,7 +82,7 @@ class Diagnosis:
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values that JSON can hold."""
+        """The diagnosis as values that JSON can hold."""
         return {
             "healthy": self.healthy,
             "findings": [asdict(finding) for finding in self.findings],
@@ -90,7 +91,7 @@ class Diagnosis:
 
 
 def verdict(findings: tuple[Finding, ...]) -> str:
-    """The first line: healthy, or how many alarms and warnings."""
+    """The first line of a diagnosis: healthy, or the number of alarms and warnings."""
     counts = {word: sum(finding.severity == word for finding in findings) for word in ORDER}
     if not counts["alarm"] and not counts["warning"]:
         return "Healthy." if not counts["note"] else f"Healthy, with {_many(counts['note'], 'note')}."
@@ -101,15 +102,15 @@ def _many(count: int, word: str) -> str:
     return f"{count} {word}{'s' * (count > 1)}"
 
 
-def concluded(findings: Iterable[Finding], measures: dict[str, Any]) -> Diagnosis:
+def conclude(findings: Iterable[Finding], measures: dict[str, Any]) -> Diagnosis:
     """Build a diagnosis, sorted by severity with alarms first."""
     return Diagnosis(tuple(sorted(findings, key=lambda finding: ORDER.index(finding.severity))), measures)
 
 
-def listed(rows: Iterable[int], most: int = 10) -> str:
+def list_rows(rows: Iterable[int], most: int = 10) -> str:
     """Format row numbers for a sentence.
 
-    >>> listed(range(10)), listed(range(12))
+    >>> list_rows(range(10)), list_rows(range(12))
     ('0, 1, 2, 3, 4, 5, 6, 7, 8, 9', '0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and 2 more')
     """
     numbers = [str(row) for row in rows]

@@ -1,4 +1,4 @@
-"""The thresholds of the doctor; docs/measured/calibration.md says where each comes from."""
+"""The thresholds of the doctor; benchmarks/RESULTS-doctor.md says where each comes from."""
 
 from __future__ import annotations
 
@@ -9,35 +9,35 @@ __all__ = ["Thresholds"]
 
 @dataclass(frozen=True)
 class Thresholds:
-    """Thresholds between healthy and unhealthy; each may be set by the caller.
+    """Thresholds between healthy and unhealthy; each can be set by the caller.
 
     Args:
-        looks: a finding during a run must hold at this many looks in a row.
-        lost_alarm: share of the first look's skill that is left, below which classes are lost in training.
-        lost_warning: the same, a warning, where the space is narrower than `spread_alarm`.
-        lost_least: the least loss of skill that counts: less may be chance with 128 samples.
-        few_pairs: effective pairs for each row of a batch, below which they are too few if little is learned.
-        gained: share of what the first look's skill lacks to 1 that must be gained in training where pairs are few.
-        moved: relative change of spread or effective rank since the first look, below which a run has hardly begun.
+        looks: consecutive looks at which a finding must hold during a run.
+        lost_alarm: share of the first look's skill; below it, classes are lost in training.
+        lost_warning: the same for a warning, used where the spread is below `spread_alarm`.
+        lost_least: the smallest drop of skill that counts; a smaller one may be chance with 128 samples.
+        few_pairs: effective pairs per row of a batch; fewer are too few if little is learned.
+        gained: share of the missing skill (1 - that of the first look) that must be gained where pairs are few.
+        moved: relative change of spread or effective rank since the first look; below it, a run has hardly begun.
         skill_pinned: skill below which a loss that stays at its margin is an alarm in training.
-        spread_alarm: rms distance of unit rows to their mean below which the space is one point (mean cosine .99).
-        spread_warning: the same, on the way there (mean cosine .96).
-        rank_alarm: effective rank below which dimensions have collapsed, with 4 or more dimensions and classes.
-        rank_warning: the same, a warning, with 16 or more dimensions and classes.
-        skill_alarm: (recall@1 - chance) / (1 - chance) below which classes overlap.
-        skill_warning: the same, a warning.
-        skill_kept: the same, from which a narrow cone or a loss at its margin is only a note: classes are separated.
-        point: spread within classes over total spread, below which classes are points.
-        pinned: how near the loss is to its margin, as a share of the margin.
-        pull: share of the gradient that three rows carry.
-        suspects: share of rows whose neighbors agree on another label.
-        norm_ratio: longest row over the median one.
-        norm: rms norm above which rows that are not normalized are too long.
-        sizes: largest class over the median one.
-        lost: share of the first recall that is left, below which a run has forgotten.
-        learned: skill on the training samples from which they are memorized.
-        early: share of a run; where recall fell after a best before that, the best came early.
-        fallen: held-out recall lost since the best, from which over-fitting is a warning.
+        spread_alarm: rms distance of unit rows to their mean; below it, the space is one point (mean cosine .99).
+        spread_warning: the same for a warning (mean cosine .96).
+        rank_alarm: effective rank; below it, dimensions have collapsed, given 4 or more dimensions and classes.
+        rank_warning: the same for a warning, given 16 or more dimensions and classes.
+        skill_alarm: (recall@1 - chance) / (1 - chance); below it, classes overlap.
+        skill_warning: the same for a warning.
+        skill_kept: skill from which a narrow cone or a loss at its margin is only a note: classes are separated.
+        point: spread within classes over total spread; below it, classes are points.
+        pinned: distance of the loss from its margin, as a share of the margin, up to which it is at the margin.
+        pull: share of the gradient on three rows; above it, the gradient is concentrated.
+        suspects: share of rows whose neighbors agree on another label; above it, a warning.
+        norm_ratio: the longest row over the median one; above it, a warning.
+        norm: rms norm of rows that are not normalized; above it, an alarm.
+        sizes: the largest class over the median one; above it, a note.
+        lost: share of the first recall; below it, a run has lost its recall.
+        learned: skill on the training samples; from it on, they are memorized.
+        early: share of a run; if recall has fallen since a best before that, the best came early.
+        fallen: held-out recall lost since the best; above it, over-fitting is a warning.
     """
 
     looks: int = 1

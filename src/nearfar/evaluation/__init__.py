@@ -1,16 +1,16 @@
 """Evaluation: neighbors, scores with error bars, comparison, clustering, verification; embed, index, export."""
 
-from nearfar.data.ks import KS
+from nearfar.data.benchmarks import KS
+from nearfar.evaluation._exact_search import Neighbors
 from nearfar.evaluation.bootstrap import Interval
 from nearfar.evaluation.disk_build import build_index
 from nearfar.evaluation.disk_index import DiskIndex, open_index
 from nearfar.evaluation.embed import embed
+from nearfar.evaluation.evaluate import ClassRow, Comparison, Evaluation, compare, evaluate
 from nearfar.evaluation.export import Exported, export_onnx
-from nearfar.evaluation.index import Index
+from nearfar.evaluation.index import Index, SearchIndex
 from nearfar.evaluation.k_means import Clusters, k_means
 from nearfar.evaluation.neighbors import neighbors
-from nearfar.evaluation.summary import ClassRow, Comparison, Evaluation, compare, evaluate
-from nearfar.evaluation.sweep import Neighbors
 from nearfar.evaluation.vectors import Vectors
 from nearfar.evaluation.verification import Verification, verification
 
@@ -25,6 +25,7 @@ __all__ = [
     "Index",
     "Interval",
     "Neighbors",
+    "SearchIndex",
     "Vectors",
     "Verification",
     "build_index",

@@ -1,8 +1,8 @@
 """Bootstrap confidence intervals over classes or over queries; neighbors are searched once and not resampled.
 
-Zero-shot retrieval asks how a space would serve *other classes*, and queries of one class fail together, so classes are
-resampled: intervals over queries are too narrow there. Per-query results are computed once; a resample only weights
-them differently.
+Zero-shot retrieval asks how a space serves *other classes*, and queries of one class fail together. Classes are
+therefore resampled; intervals over queries would be too narrow. Per-query results are computed once, and a resample
+only weights them differently.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["Interval", "Unit", "intervals", "resampled_means"]
 
 Unit = Literal["class", "query"]
 DRAWS = 2**20
-"""Units drawn at once: memory of some 25 MB, whatever their number."""
+"""Units drawn at once, which bounds the memory by about 25 MB."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def resampled_means(
         values: [n, c] per-query results.
         groups: [n] the class of each query.
         unit: resample whole classes, or single queries.
-        resamples: how many resamples.
+        resamples: number of resamples.
         seed: seed of the resampling.
     """
     check_choice("bootstrap", "unit", unit, ("class", "query"))
@@ -82,9 +82,9 @@ def intervals(
 ) -> list[Interval]:
     """One confidence interval per column of values [n, c]: percentiles of the resampled means.
 
-    Drawing n of n units shrinks the variance by (n-1)/n, and a normal tail is too thin for few units, so the
-    percentiles are taken farther out, as for a t interval (Hesterberg 2015, expanded percentiles). A single unit does
-    not show how units vary: its interval and its error are NaN.
+    Drawing n of n units shrinks the variance by (n-1)/n, and a normal tail is too thin for few units; so expanded
+    percentiles are used, which correspond to a t interval (Hesterberg 2015). For a single unit, whose variance is
+    unknown, the interval and the error are NaN.
     """
     if not 0 < level < 1:
         raise ValueError(f"bootstrap: level must lie between 0 and 1, but came as {level!r}.")
@@ -103,7 +103,7 @@ def intervals(
 
 
 def _tail(tail: float, units: int) -> float:
-    """The expanded percentile of the resampled means for a tail probability `tail`."""
+    """The expanded percentile for a tail probability."""
     from scipy.special import ndtr, stdtrit
 
     return float(ndtr(np.sqrt(units / (units - 1)) * stdtrit(units - 1, tail)))

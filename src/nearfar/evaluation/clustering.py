@@ -1,8 +1,7 @@
 """Clustering scores: k-means on the embedding, then NMI, AMI and pairwise F1 of its clusters against the classes.
 
-They depend on how k-means is initialized, so the initialization is part of the score: k-means++, seeded, `restarts`
-times, the run of least inertia counts. k is the number of classes. The range over the restarts is reported as such; it
-is not a sampling error.
+k is the number of classes. The scores depend on how k-means is initialized: k-means++ with a seed runs `restarts`
+times, and the run of least inertia is scored. The range over the restarts is reported too; it is not a sampling error.
 """
 
 from __future__ import annotations
@@ -84,5 +83,5 @@ def pair_f1(found: np.ndarray, wanted: np.ndarray) -> float:
 
 
 def _pairs(sizes: np.ndarray) -> int:
-    sizes = sizes.astype(object)  # whole numbers of any length: squares of counts overflow otherwise
+    sizes = sizes.astype(object)  # Python integers: squares of counts overflow int64
     return int((sizes * (sizes - 1) // 2).sum())

@@ -1,14 +1,15 @@
-"""`build_index`: make a `DiskIndex` chunk by chunk; a build that was killed goes on where it stood.
+"""`build_index`: make a `DiskIndex` chunk by chunk; a build that was killed can be resumed.
 
-The folder fills in this order: `plan.json`; what is trained on a sample; one part a chunk of rows, each with the digest
-of its rows, of what was trained and of its own bytes; the joined lists; names, classes, thumbnails and the network;
-`about.json` at last. The rerun keeps what still fits and makes the rest, and ends with the same bytes.
+The folder fills in this order: `plan.json`; what is trained on a sample; one part per chunk of rows, each with the
+digests of its rows, of what was trained and of its own bytes; the joined lists; names, classes, thumbnails and the
+network; finally `about.json`. A second run keeps what still fits, makes the rest, and ends with the same bytes.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,22 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nearfar._utils.checks import check_choice, check_seed, check_whole
+from nearfar._utils.checks import check_seed, check_whole
 from nearfar._utils.files import atomic_write, remove_files
 from nearfar._utils.lock import alone
 from nearfar._utils.progress import Progress
-from nearfar.evaluation.disk_engine import (
-    INDEX,
-    DiskKind,
-    Plan,
-    build_part,
-    default_code_bytes,
-    graphs,
-    join,
-    ready,
-    train,
-)
-from nearfar.evaluation.disk_files import (
+from nearfar.evaluation._disk_files import (
     ABOUT,
     Names,
     digest_of_file,
@@ -40,24 +30,38 @@ from nearfar.evaluation.disk_files import (
     write_npy,
     write_record,
 )
+from nearfar.evaluation._disk_recall import choose_effort
+from nearfar.evaluation._faiss import (
+    INDEX,
+    REMEDY,
+    Kind,
+    Plan,
+    build_part,
+    check_settings,
+    default_cells,
+    default_code_bytes,
+    faiss,
+    graphs,
+    join,
+    prepare,
+    train,
+)
+from nearfar.evaluation._ranking_keys import Metric
 from nearfar.evaluation.disk_index import DISK_KINDS, ENDS, LABELS, NAMES, ROWS, THUMBNAILS, DiskIndex, files_of
-from nearfar.evaluation.disk_recall import judged
-from nearfar.evaluation.faiss_backend import faiss
-from nearfar.evaluation.spaces import METRICS, Metric
 from nearfar.evaluation.vectors import Vectors
 
 __all__ = ["build_index"]
 
 PLAN, PARTS, LOCK = "plan.json", "parts", ".lock"
 CHUNK = {"exact": 1 << 17, "ivf": 1 << 17, "ivfpq": 1 << 17, "hnsw": 1 << 19}
-"""Rows of a chunk; each graph is searched by itself, so graphs are larger."""
+"""Rows per chunk; graphs are searched one by one, so they are larger."""
 
 
 def build_index(
     folder: str | os.PathLike[str],
     vectors: Tensor | np.ndarray | Vectors,
     similarity: Metric = "cosine",
-    kind: DiskKind = "ivfpq",
+    kind: Kind = "ivfpq",
     *,
     cells: int | None = None,
     code_bytes: int | None = None,
@@ -71,26 +75,26 @@ def build_index(
     preprocessing: dict[str, Any] | None = None,
     progress: bool = False,
 ) -> DiskIndex:
-    """Build an index in a folder, from vectors that need not fit into memory; memory is that of a chunk and a sample.
+    """Build an index in a folder, in the memory of one chunk and a sample, from vectors that need not fit into memory.
 
-    The same call after an interruption makes what is missing. On a finished index it changes nothing.
+    After an interruption the same call makes what is missing. On a finished index it changes nothing.
 
     Args:
-        folder: where it goes; a new or empty folder, or that of an interrupted build.
+        folder: a new or empty folder, or that of an interrupted build.
         vectors: [m, d], also a memory-mapped array, or `Vectors`, whose names, classes and thumbnails are kept.
         similarity: "cosine", "dot" or "euclidean".
         kind: "exact"; "ivf" (cells, of which a few are searched); "ivfpq" (cells, rows coded in a few bytes); or "hnsw"
             (graphs, for "cosine" and "euclidean" only). All but "exact" need the extra `faiss`.
-        cells: of ivf and ivfpq: how many; None for about 4 √m.
-        code_bytes: of ivfpq: codes a row, a divisor of the width; None for a quarter of the width, 64 at most.
-        links: of hnsw: links per row.
-        rerank: of ivfpq: candidates per result that are ranked again by the vectors themselves, which the index then
-            holds too (the cosine's in float16); 0 to keep codes only.
-        recall: the smallest effort of 1, 2, 4, ... whose measured recall@10 reaches this becomes that of the index.
-        chunk: rows of a part; None for 131,072, of a graph 524,288.
-        threads: of hnsw: threads that build a graph; with more than one, timing decides some links.
-        seed: of the training sample, the rows on which recall is measured, and faiss's k-means.
-        network: a .safetensors or .onnx file of the network that made the vectors, to be kept in the index.
+        cells: number of cells of ivf and ivfpq; None for about 4 √m.
+        code_bytes: bytes per row of ivfpq, a divisor of the width; None for a quarter of the width, 64 at most.
+        links: links per row of hnsw.
+        rerank: candidates of ivfpq per result that are ranked again by the vectors themselves, which the index then
+            holds too (in float16 for the cosine); 0 to keep codes only.
+        recall: the index gets the smallest effort of 1, 2, 4, ... whose measured recall@10 reaches this.
+        chunk: rows per part; None for 131,072, or 524,288 for hnsw.
+        threads: threads that build a graph of hnsw; with more than one, timing decides some links.
+        seed: seed of the training sample, of the rows on which recall is measured, and of faiss's k-means.
+        network: a .safetensors or .onnx file of the network that made the vectors, copied into the index.
         preprocessing: how pictures enter that network, in plain values.
         progress: show a progress bar.
 
@@ -102,7 +106,7 @@ def build_index(
     """
     found = vectors if isinstance(vectors, Vectors) else None
     x: Any = vectors if found is None else found.x
-    plan = _planned(x, similarity, kind, cells, code_bytes, links, rerank, chunk, seed)
+    plan = _make_plan(x, similarity, kind, cells, code_bytes, links, rerank, chunk, seed)
     check_whole("build_index", "threads", threads)
     if not 0 < recall <= 1:
         raise ValueError(f"build_index: recall must lie in (0, 1], but came as {recall!r}.")
@@ -123,10 +127,10 @@ def build_index(
     return DiskIndex(folder)
 
 
-def _planned(
+def _make_plan(
     x: Any,
     similarity: Metric,
-    kind: DiskKind,
+    kind: Kind,
     cells: int | None,
     code_bytes: int | None,
     links: int,
@@ -135,13 +139,8 @@ def _planned(
     seed: int,
 ) -> Plan:
     """Check the settings, and fill in those that depend on the vectors."""
-    check_choice("build_index", "similarity", similarity, METRICS)
-    check_choice("build_index", "kind", kind, DISK_KINDS)
+    check_settings("build_index", kind, similarity, DISK_KINDS)
     check_seed("build_index", seed)
-    if kind == "hnsw" and similarity == "dot":
-        raise ValueError(
-            "build_index: kind='hnsw' needs similarity='cosine' or 'euclidean', since its graph asks for a distance."
-        )
     if getattr(x, "ndim", 0) != 2 or not len(x):
         raise ValueError(f"build_index: vectors must be [m, d] with a row or more, not {list(np.shape(x))}.")
     rows, width = map(int, x.shape)
@@ -156,9 +155,8 @@ def _planned(
     if isinstance(rerank, bool) or not isinstance(rerank, int) or rerank < 0:
         raise ValueError(f"build_index: rerank must be a whole number from 0 on, but came as {rerank!r}.")
     if kind != "exact":
-        faiss('choose kind="exact"')
-    # faiss wants 39 rows a cell to place its centers well
-    cells = max(1, min(rows, cells or min(round(4 * rows**0.5), rows // 39)))
+        faiss(REMEDY)
+    cells = max(1, min(rows, cells or default_cells(rows)))
     return Plan(
         kind=kind,
         similarity=similarity,
@@ -174,7 +172,7 @@ def _planned(
 
 
 class _Build:
-    """The steps of a build, each of which finds out what is there already."""
+    """The steps of a build; each skips what an earlier run has finished."""
 
     def __init__(self, folder: Path, plan: Plan, x: Any, about: dict[str, Any], threads: int) -> None:
         self.folder, self.plan, self.x, self.about, self.threads = folder, plan, x, about, threads
@@ -182,8 +180,8 @@ class _Build:
         self.digests: list[str] = []
 
     def begin(self, extras: dict[str, str], recall: float) -> bool:
-        """Look at the folder; True if the index is finished. One of something else is refused."""
-        self.about |= {"plan": self.plan.record(), "extras": extras, "target": recall}
+        """Return True if the folder holds the finished index; else write the plan. Other contents are refused."""
+        self.about |= {"plan": asdict(self.plan), "extras": extras, "target": recall}
         folder, plan = self.folder, self.folder / PLAN
         finished = read_record(folder / ABOUT)
         if finished is not None:
@@ -197,7 +195,7 @@ class _Build:
             return True
         before = read_record(plan)
         if before is None and os.path.lexists(folder) and not (folder.is_dir() and not any(folder.iterdir())):
-            raise FileExistsError(f"Index: {folder} is there and is no empty folder; name another one for the index.")
+            raise FileExistsError(f"Index: {folder} exists and is not an empty folder; name another one for the index.")
         if before is not None and before != self.about:
             raise ValueError(
                 f"Index: the folder {folder} holds an unfinished index of other vectors or settings; go on with those, "
@@ -218,50 +216,51 @@ class _Build:
             raise ValueError(f"Index: vectors must be finite, but row {bad} holds NaN or infinity; look at it.")
         return x.numpy()
 
-    def ready(self, rows: slice) -> np.ndarray:
-        """Rows as they are compared."""
-        return ready(torch.from_numpy(self.chunk(rows)), self.plan.similarity).numpy()
+    def prepared_rows(self, rows: slice) -> np.ndarray:
+        """Rows of the source as they are compared."""
+        return prepare(torch.from_numpy(self.chunk(rows)), self.plan.similarity).numpy()
 
     def parts(self, bar: Progress) -> None:
         """Train, write the parts that are missing, and join them."""
         plan, parts = self.plan, self.folder / PARTS
-        trained = self._trained() if plan.trained else ""
-        stored = self._stored() if self.rows_kept else None
+        trained = self._train() if plan.trained else ""
+        stored = self._open_rows() if self.rows_kept else None
         files = [parts / f"part-{number:05d}.faiss" for number in range(len(plan.chunks))]
         files = graphs(plan, self.folder) if plan.kind == "hnsw" else files
-        done = []
+        made = False
         for number, (rows, path) in enumerate(zip(plan.chunks, files, strict=True)):
             x = self.chunk(rows)
             self.digests.append(digest_of_rows(x))
             note = parts / f"part-{number:05d}.json"
             key = {"rows": self.digests[-1], "trained": trained}
-            if not self._is_done(note, key, path, None if stored is None else stored[rows]):
-                done.append(number)
-                (self.folder / INDEX).unlink(missing_ok=True)  # it would be of other parts
-                compared = ready(torch.from_numpy(x), plan.similarity).numpy()
+            copy = None if stored is None else stored[rows]
+            if not self._is_done(note, key, path, copy):
+                made = True
+                (self.folder / INDEX).unlink(missing_ok=True)  # it was joined from former parts
+                compared = prepare(torch.from_numpy(x), plan.similarity).numpy()
                 if stored is not None:
                     stored[rows] = compared
                     stored.flush()
                 if plan.kind != "exact":
                     build_part(plan, parts / INDEX, compared, rows.start, path, self.threads)
-                self._note(note, key, path, None if stored is None else stored[rows])
+                self._note(note, key, path, copy)
             bar.advance(len(x))
-        if plan.trained and (done or not (self.folder / INDEX).is_file()):
+        if plan.trained and (made or not (self.folder / INDEX).is_file()):
             join(self.folder, parts / INDEX, files)
 
-    def _trained(self) -> str:
-        """Train on a sample, unless that was done; gives the digest of what is trained."""
+    def _train(self) -> str:
+        """Train on a sample, unless that was done, and return the digest of the result."""
         plan, path = self.plan, self.folder / PARTS / INDEX
         chosen = np.sort(np.random.default_rng(plan.seed).permutation(plan.rows)[: plan.sample])
-        sample = np.concatenate([self.ready(rows)[_within(chosen, rows)] for rows in plan.chunks])
+        sample = np.concatenate([self.prepared_rows(rows)[_within(chosen, rows)] for rows in plan.chunks])
         note, key = path.with_suffix(".json"), {"rows": digest_of_rows(sample), "trained": ""}
         if not self._is_done(note, key, path, None):
             train(plan, sample, path)
             self._note(note, key, path, None)
         return digest_of_file(path)
 
-    def _stored(self) -> np.memmap:
-        """The file of the rows themselves; each chunk of it is judged by its digest."""
+    def _open_rows(self) -> np.memmap:
+        """Open the file of the rows themselves; each chunk of it has a digest in the note of its part."""
         path, shape = self.folder / ROWS, (self.plan.rows, self.plan.width)
         half = self.plan.similarity == "cosine" and self.plan.kind != "exact"
         if not path.is_file():
@@ -294,12 +293,11 @@ class _Build:
 
     def finish(self, target: float) -> None:
         """Measure the recall, choose the effort, and write the record that makes the folder an index."""
-        aside = {PLAN, LOCK}
-        names = sorted(path.name for path in self.folder.iterdir() if path.is_file() and path.name not in aside)
-        names = [name for name in names if not name.startswith(".")]  # what a killed write left behind
+        names = sorted(path.name for path in self.folder.iterdir() if path.is_file() and path.name != PLAN)
+        names = [name for name in names if not name.startswith(".")]  # the lock, and files of a killed write
         record = {**self.about, "digests": self.digests, "files": files_of(self.folder, names)}
         index = DiskIndex.from_record(self.folder, {**record, "effort": 1, "recall": {}})
-        effort, measured = judged(self.plan, self.ready, lambda x, k, effort: index.search(x, k, effort=effort), target)
+        effort, measured = choose_effort(index, self.prepared_rows, target)
         write_record(self.folder / ABOUT, {**record, "effort": effort, "recall": measured})
         self.clear()
 
@@ -318,7 +316,7 @@ def _within(chosen: np.ndarray, rows: slice) -> np.ndarray:
 
 
 def _extras(found: Vectors | None, network: Path | None) -> dict[str, str]:
-    """Digests of what the index holds beside vectors."""
+    """Digests of what the index holds besides the vectors."""
     extras = {} if network is None else {f"network{network.suffix}": digest_of_file(network)}
     if found is not None and found.name is not None:
         extras[NAMES] = digest_of_rows(np.frombuffer("\0".join(found.name).encode("utf-8", "replace"), dtype=np.uint8))

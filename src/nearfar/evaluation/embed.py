@@ -17,14 +17,14 @@ from torch import Tensor, nn
 from nearfar._utils.arrays import labels_of, tensor_of
 from nearfar._utils.files import check_seal, read_arrays, write_arrays, write_text
 from nearfar._utils.progress import Progress
-from nearfar.evaluation.dealing import share
 from nearfar.evaluation.fingerprint import of_weights
+from nearfar.evaluation.parallel import share
 from nearfar.evaluation.vectors import Vectors
 
-__all__ = ["Part", "clear", "embed", "embedded", "evaluating", "stored", "tell_done", "wait_for_others"]
+__all__ = ["Part", "clear", "embed", "embed_chunks", "evaluation_mode", "mark_done", "read_chunks", "wait_for_others"]
 
 CHUNK = 16
-"""Batches of one file of a resumable run."""
+"""Batches per file of a resumable run."""
 Part = dict[str, np.ndarray]
 
 
@@ -57,11 +57,11 @@ def embed(
     >>> embed(torch.nn.Identity(), torch.eye(3), batch_size=2)[2]
     tensor([0., 0., 1.])
     """
-    parts = list(embedded(model, data, batch_size=batch_size, device=device, progress=progress, resume=resume))
+    parts = list(embed_chunks(model, data, batch_size=batch_size, device=device, progress=progress, resume=resume))
     sound = [part for part in parts if part]
     if not sound:
         raise ValueError(f"embed: all {_length(data)} samples were left out, so there is nothing to embed.")
-    whole: dict[str, Any] = _joined(sound)
+    whole: dict[str, Any] = _concatenate(sound)
     x = torch.from_numpy(whole["x"])
     if "y" not in whole:
         return x
@@ -69,7 +69,7 @@ def embed(
     return Vectors(x, whole["y"], whole.get("name"), fingerprint=weights or None)
 
 
-def embedded(
+def embed_chunks(
     model: Callable[..., Any],
     data: Any,
     *,
@@ -80,9 +80,9 @@ def embedded(
     rank: int = 0,
     world: int = 1,
 ) -> Iterator[Part]:
-    """Yield chunks of vectors x, with y and name if the dataset gives them; those of a rank, if there are several.
+    """Yield chunks of vectors x, with y and name if the dataset gives them; of several ranks, each yields its share.
 
-    Chunks are the same for any number of ranks, and so are the vectors in them. Other arguments as in `embed`.
+    Chunks and their vectors are the same for any number of ranks. Other arguments as in `embed`.
     """
     rows = _length(data)
     if not isinstance(batch_size, int) or batch_size < 1:
@@ -95,10 +95,10 @@ def embedded(
     step = CHUNK * batch_size
     mine = share(-(-rows // step), rank, world)
     total = min(mine.stop * step, rows) - min(mine.start * step, rows)
-    with evaluating(model, place), Progress("embedding", total, shown=progress) as bar:
+    with evaluation_mode(model, place), Progress("embedding", total, shown=progress) as bar:
         for number in mine:
             chosen = range(number * step, min((number + 1) * step, rows))
-            # before the samples are read for the network: one that changes in between then counts as changed
+            # taken before the samples are read for the network, so that one that changes in between counts as changed
             digest = "" if store is None else _digest(data, chosen)
             part = None if store is None else store.read(number, digest)
             if part is None:
@@ -110,8 +110,8 @@ def embedded(
             yield part
 
 
-def stored(folder: Path, rows: int, batch_size: int) -> Iterator[Part]:
-    """Yield all chunks of a resumable run over `rows` samples, which its ranks have finished."""
+def read_chunks(folder: Path, rows: int, batch_size: int) -> Iterator[Part]:
+    """Yield all chunks of a resumable run over `rows` samples that its ranks have finished."""
     for number in range(-(-rows // (CHUNK * batch_size))):
         path = _chunk_file(folder, number)
         check_seal("embed", path, needed=True)
@@ -121,7 +121,7 @@ def stored(folder: Path, rows: int, batch_size: int) -> Iterator[Part]:
 
 
 def _digest(data: Any, rows: range) -> str:
-    """A digest of the contents of some samples; empty if the dataset offers none."""
+    """A digest of the contents of some samples; empty if the dataset has no method for it."""
     if isinstance(data, Tensor | np.ndarray):
         samples = data[rows.start : rows.stop]
         if isinstance(samples, Tensor):
@@ -139,44 +139,44 @@ def _chunk(
     device: torch.device,
     tell: Callable[[int], None],
 ) -> Part:
-    """Embed some samples, with their labels and names; nothing if all of them are left out."""
+    """Embed some samples, with their labels and names; empty if all of them are left out."""
     parts: list[Part] = []
     for start in range(rows.start, rows.stop, batch_size):
         chosen = range(start, min(start + batch_size, rows.stop))
-        batch, extra, kept = _batch(data, chosen)
-        if kept:
+        batch, extra, read = _batch(data, chosen)
+        if read:
             with torch.no_grad():
                 out = model(batch.to(device))
-            parts.append({"x": _checked(out, kept), **extra})
+            parts.append({"x": _check_output(out, read), **extra})
         tell(len(chosen))
-    return _joined(parts) if parts else {}
+    return _concatenate(parts) if parts else {}
 
 
-def _joined(parts: Sequence[Part]) -> Part:
+def _concatenate(parts: Sequence[Part]) -> Part:
     """Concatenate the chunks."""
     try:
         return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
     except KeyError as error:
-        raise ValueError(f"embed: some items of the dataset carry {error.args[0]!r} and others do not.") from None
+        raise ValueError(f"embed: all items of the dataset must have {error.args[0]!r}, but some lack it.") from None
 
 
 def _batch(data: Any, rows: range) -> tuple[Tensor, Part, Sequence[int]]:
-    """Collate samples: one tensor, their labels and names if they have any, and which rows are not left out."""
+    """Collate samples: one tensor, their labels and names if there are any, and the rows that are not left out."""
     if isinstance(data, Tensor):
         return data[rows.start : rows.stop], {}, rows
     if isinstance(data, np.ndarray):
         return tensor_of(data[rows.start : rows.stop]), {}, rows
-    read = [(row, data[row]) for row in rows]
-    kept, items = [row for row, item in read if item is not None], [item for _, item in read if item is not None]
-    if not kept or not isinstance(items[0], tuple | list):
-        return _stack(items) if kept else torch.empty(0), {}, kept
+    samples = {row: item for row in rows if (item := data[row]) is not None}
+    read, items = list(samples), list(samples.values())
+    if not items or not isinstance(items[0], tuple | list):
+        return _stack(items) if items else torch.empty(0), {}, read
     extra: Part = {}
     if len(items[0]) > 1:
         labels = [item[1].item() if isinstance(item[1], Tensor) else item[1] for item in items]
         extra["y"] = labels_of("embed", "labels", list(map(int, labels))).numpy()
     if len(items[0]) > 2:
         extra["name"] = np.array([str(item[2]) for item in items], dtype=np.str_)
-    return _stack([item[0] for item in items]), extra, kept
+    return _stack([item[0] for item in items]), extra, read
 
 
 def _stack(samples: Sequence[Any]) -> Tensor:
@@ -188,7 +188,7 @@ def _stack(samples: Sequence[Any]) -> Tensor:
         ) from None
 
 
-def _checked(out: Any, samples: Sequence[int]) -> np.ndarray:
+def _check_output(out: Any, samples: Sequence[int]) -> np.ndarray:
     """Check the model's output for a batch of samples, and return it as float32 [b, d]."""
     rows = len(samples)
     if isinstance(out, np.ndarray):
@@ -228,13 +228,15 @@ def _device(model: object, device: torch.device | str | None) -> torch.device:
 
 
 @contextmanager
-def evaluating(model: object, device: torch.device) -> Iterator[None]:
-    """Switch a module to evaluation mode within the block; afterwards every submodule has its former mode."""
+def evaluation_mode(model: object, device: torch.device | None = None) -> Iterator[None]:
+    """Switch a module to evaluation mode within the block, on a device; then restore the mode of every submodule."""
     if not isinstance(model, nn.Module):
         yield
         return
     before = [(part, part.training) for part in model.modules()]
-    model.to(device).eval()
+    model.eval()
+    if device is not None:
+        model.to(device)
     try:
         yield
     finally:
@@ -246,19 +248,19 @@ def _chunk_file(folder: Path, number: int) -> Path:
     return folder / f"chunk-{number:06d}.npz"
 
 
-def tell_done(folder: Path, rank: int, world: int, launch: str) -> None:
-    """Write down that a rank has finished its share of the chunks in a folder."""
+def mark_done(folder: Path, rank: int, world: int, launch: str) -> None:
+    """Write a file that says that a rank has finished its share of the chunks in a folder."""
     write_text(_done_file(folder, rank, world), launch)
 
 
 def wait_for_others(folder: Path, world: int, launch: str, seconds: float = 0.2) -> None:
-    """Wait until all ranks but the first have finished: files alone are looked at, however long it takes.
+    """Wait for the files of `mark_done` of all ranks but the first, without a time limit.
 
     Args:
-        folder: the chunks.
-        world: how many ranks there are.
-        launch: a word that tells this start of the ranks from earlier ones.
-        seconds: how long to wait between two looks.
+        folder: folder of the chunks.
+        world: number of ranks.
+        launch: identifies this launch of the ranks; files of earlier launches do not count.
+        seconds: time between two looks.
     """
     for rank in range(1, world):
         while True:
@@ -275,7 +277,7 @@ def _done_file(folder: Path, rank: int, world: int) -> Path:
 def clear(folder: Path) -> None:
     """Remove the chunks of a resumable run, and their folder unless it holds other files."""
     for name in ("plan.json", "chunk-[0-9]*.npz", "done-[0-9]*-of-[0-9]*.txt"):
-        for pattern in (name, f".{name}.*-????????.part"):  # the latter of a process that was killed as it wrote
+        for pattern in (name, f".{name}.*-????????.part"):  # the latter left by a process that was killed while writing
             for file in folder.glob(pattern):
                 file.unlink(missing_ok=True)
     with suppress(OSError):
@@ -283,7 +285,7 @@ def clear(folder: Path) -> None:
 
 
 class _Store:
-    """Finished chunks in a folder, with a plan that identifies the run that they belong to."""
+    """Finished chunks in a folder, with a plan that identifies their run."""
 
     def __init__(self, folder: Path, rows: int, batch_size: int, weights: str | None) -> None:
         self.folder = folder
@@ -291,7 +293,6 @@ class _Store:
         path = folder / "plan.json"
         try:
             before = json.loads(path.read_text(encoding="utf-8"))
-            before = before if isinstance(before, dict) else None
         except FileNotFoundError:
             write_text(path, json.dumps(plan))
             return
@@ -299,12 +300,12 @@ class _Store:
             before = None
         if before != plan:
             raise ValueError(
-                f"embed: the folder {folder} holds chunks of {_described(before)}, but now {_described(plan)} came; "
+                f"embed: the folder {folder} holds chunks of {_describe(before)}, but now {_describe(plan)} came; "
                 "go on with the former, name another folder, or delete this one to start afresh."
             )
 
     def read(self, number: int, digest: str) -> Part | None:
-        """Read a finished chunk; None if it is missing, damaged, or of samples that have changed since."""
+        """Read a finished chunk; None if it is missing or damaged, or if its samples have changed since."""
         path = _chunk_file(self.folder, number)
         try:
             check_seal("embed", path, needed=True)
@@ -317,8 +318,8 @@ class _Store:
         write_arrays(_chunk_file(self.folder, number), {**part, "digest": np.array(digest)})
 
 
-def _described(plan: dict[str, Any] | None) -> str:
-    if plan is None:
+def _describe(plan: Any) -> str:
+    if not isinstance(plan, dict):
         return "something else"
     weights = f", weights {plan['weights'][:8]}" if plan.get("weights") else ""
     return f"{plan.get('samples')} samples in batches of {plan.get('batch_size')}{weights}"

@@ -1,4 +1,4 @@
-"""Export a model to ONNX, checked: onnxruntime must give the same vectors as torch."""
+"""Export a model to ONNX, and check that onnxruntime gives the same vectors as torch."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from nearfar._utils.checks import RECENT, check_seed
 from nearfar._utils.extras import need
 from nearfar._utils.files import atomic_write
+from nearfar.evaluation.embed import evaluation_mode
 from nearfar.evaluation.fingerprint import of_weights
 
 __all__ = ["Exported", "export_onnx", "first_cause", "quiet"]
@@ -67,7 +68,7 @@ def export_onnx(
     tolerance: float = TOLERANCE,
     seed: int = 0,
 ) -> Exported:
-    """Write a model as ONNX with a dynamic batch dimension, after onnxruntime agreed with it on random batches.
+    """Write a model as ONNX with a dynamic batch dimension, if onnxruntime agrees with it on random batches.
 
     Args:
         model: maps a batch [b, ...] to vectors [b, d]; exported in evaluation mode, its own mode is restored.
@@ -83,22 +84,17 @@ def export_onnx(
         ImportError: onnx, onnxruntime or onnxscript is missing, or PyTorch is too old.
         ValueError: the runtimes disagree, or the model cannot be exported.
     """
-    _needed()
+    _check_packages()
     check_seed("export_onnx", seed)
     if not isinstance(example, Tensor) or example.ndim < 1 or not len(example):
         raise ValueError("export_onnx: example must be a batch [b, ...] of one sample or more.")
     graph, example, about = _with_preprocessing(model, example, transform)
-    modes = [(part, part.training) for part in model.modules()]
-    graph.eval()
-    try:
+    with evaluation_mode(graph):
         trials = _trials(graph, example, seed)
         with atomic_write(Path(path)) as temporary:
             _write(graph, example, temporary)
             _describe(temporary, about)
             difference, feed, out = _compare(trials, temporary, tolerance)
-    finally:
-        for part, training in modes:
-            part.training = training
     return Exported(Path(path), difference, tolerance, tuple(len(batch) for batch, _ in trials), feed, out)
 
 
@@ -106,10 +102,10 @@ def _with_preprocessing(model: nn.Module, example: Tensor, transform: Any) -> tu
     """The graph to write, an example batch for it, and its metadata."""
     if transform is None:
         return model, example, {FINGERPRINT: of_weights(model)}
-    from nearfar.evaluation.preprocessing import Graph, beside_graph, described, fingerprint_of
+    from nearfar.evaluation.preprocessing import Graph, beside_graph, describe, fingerprint_of
 
     about = {
-        TRANSFORM: json.dumps(beside_graph(described(transform))),
+        TRANSFORM: json.dumps(beside_graph(describe(transform))),
         FINGERPRINT: fingerprint_of(model, transform),
     }
     graph = Graph(model, transform)
@@ -127,7 +123,7 @@ def _describe(path: Path, about: Mapping[str, str]) -> None:
     onnx.save(model, path)
 
 
-def _needed() -> None:
+def _check_packages() -> None:
     for name in ("onnx", "onnxruntime", "onnxscript"):
         need(name, "export_onnx", "onnx")
     if not RECENT:
@@ -135,7 +131,7 @@ def _needed() -> None:
 
 
 def _write(model: nn.Module, example: Tensor, path: Path) -> None:
-    two = torch.cat([example, example])[:2]  # a batch of one would be taken for a fixed size
+    two = torch.cat([example, example])[:2]  # a batch of one would become a fixed size
     with quiet():
         try:
             torch.onnx.export(
@@ -149,7 +145,7 @@ def _write(model: nn.Module, example: Tensor, path: Path) -> None:
                 external_data=False,
                 verbose=False,
             )
-        except Exception as error:  # the exporter has many errors of its own, each pages long
+        except Exception as error:  # the exporter's own errors are many, and pages long
             raise ValueError(
                 f"export_onnx: {type(model).__name__} could not be exported ({first_cause(error)}); "
                 "look for Python branches on tensor values or on the batch size."
@@ -165,7 +161,7 @@ def first_cause(error: BaseException) -> str:
 
 
 def _trials(model: nn.Module, example: Tensor, seed: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Random batches of other sizes than the example's, and the model's vectors for them."""
+    """Random batches of other sizes than the example, each with the model's vectors."""
     generator = torch.Generator().manual_seed(seed)
     found = []
     for size in (len(example) + 3, 1):

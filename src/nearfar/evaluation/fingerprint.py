@@ -14,14 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["DIGITS", "check_same_network", "checked", "of_preprocessing", "of_weights"]
+__all__ = ["DIGITS", "check_fingerprint", "check_same_network", "of_preprocessing", "of_weights"]
 
 DIGITS = 32
 """Hexadecimal digits of each part of a fingerprint."""
 
 
 def of_weights(model: nn.Module) -> str:
-    """Digest of every tensor in a module's state dict, independent of device and layout; empty without tensors."""
+    """Digest of all tensors in a module's state dict, independent of device and layout; empty without tensors."""
     digest = hashlib.sha256()
     state = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
     for name, value in state.items():
@@ -35,7 +35,7 @@ def of_preprocessing(description: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()[:DIGITS]
 
 
-def checked(owner: str, text: str) -> str:
+def check_fingerprint(owner: str, text: str) -> str:
     """Validate a fingerprint that was read from a file."""
     if not re.fullmatch(r"[0-9a-f]{1,128}(/[0-9a-f]{1,128})?", text):
         raise ValueError(f"{owner}: fingerprint must be hexadecimal digits, but came as {text[:40]!r}; write it again.")
@@ -43,7 +43,7 @@ def checked(owner: str, text: str) -> str:
 
 
 def check_same_network(owner: str, first: tuple[str, str | None], second: tuple[str, str | None]) -> None:
-    """Refuse vectors of two networks; each side is a name for the message, and a fingerprint or None.
+    """Raise an error if two fingerprints are of different networks; each side is (name, fingerprint or None).
 
     >>> check_same_network("search", ("the index", "aa/bb"), ("the queries", "aa"))
     >>> check_same_network("search", ("the index", "aa/bb"), ("the queries", "aa/cc"))

@@ -1,55 +1,160 @@
-"""`Index`: a set of vectors to search, saved in one file.
+"""Indices to search: `SearchIndex`, which both storages share, and `Index`, held in memory and saved in one file.
 
-Exact by default. `kind="ivf"` and `kind="hnsw"` use faiss and are approximate; `measured_recall` says how much is
-lost.
+Search is exact by default. `kind="ivf"` and `kind="hnsw"` use faiss and are approximate; `measured_recall` reports the
+share of exact neighbors that they find.
 """
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 import os
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from nearfar._utils.checks import check_choice
 from nearfar._utils.files import check_seal, read_arrays, write_arrays
 from nearfar._utils.tensors import check_embeddings
-from nearfar.evaluation.faiss_backend import faiss
+from nearfar.evaluation._disk_files import Names
+from nearfar.evaluation._exact_search import Neighbors
+from nearfar.evaluation._faiss import (
+    REMEDY,
+    Kind,
+    Plan,
+    check_settings,
+    default_cells,
+    faiss,
+    load_part,
+    new_index,
+    prepare,
+    rank_again,
+    search_parts,
+)
+from nearfar.evaluation._ranking_keys import Metric
 from nearfar.evaluation.fingerprint import check_same_network
 from nearfar.evaluation.neighbors import neighbors
-from nearfar.evaluation.spaces import METRICS, Metric
-from nearfar.evaluation.sweep import Neighbors
 from nearfar.evaluation.vectors import Vectors
-from nearfar.similarity import unit
 
-__all__ = ["Index", "Kind"]
+__all__ = ["Index", "SearchIndex"]
 
-Kind = Literal["exact", "ivf", "hnsw"]
 KINDS: tuple[Kind, ...] = ("exact", "ivf", "hnsw")
+SEED = 1234
+"""Seed of faiss's k-means for an index in memory, faiss's default."""
 
 
-class Index:
-    """An index for nearest-neighbor search, exact or approximate.
+class SearchIndex(ABC):
+    """An index for nearest-neighbor search: `Index` in memory and one file, or `DiskIndex` in a folder.
+
+    Attributes:
+        plan: its kind, similarity, size and settings.
+        effort: cells that a query looks into, or candidates of a graph.
+        fingerprint: the network of the vectors (`nearfar.evaluation.fingerprint`), or None if it is not known.
+        name: the name of each row, or None.
+        y: the class of each row, or None.
+        thumbnails: a small picture of each row, or None.
+        preprocessing: how pictures enter the network, in plain values, or None.
+        network: the file of the network, or None if the index holds none.
+    """
+
+    plan: Plan
+    effort: int
+    fingerprint: str | None
+    name: Sequence[str] | Names | None
+    y: Any
+    thumbnails: Any
+    preprocessing: dict[str, Any] | None = None
+    network: Path | None = None
+    _class_names: dict[int, str]
+    _parts: Sequence[Any] = ()
+    _rows: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        return self.plan.rows
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({len(self)} vectors of width {self.width}, {self.similarity}, {self.kind})"
+
+    @property
+    def kind(self) -> Kind:
+        """Its kind: exact, ivf, ivfpq or hnsw."""
+        return self.plan.kind
+
+    @property
+    def similarity(self) -> Metric:
+        """Its similarity: cosine, dot or euclidean."""
+        return self.plan.similarity
+
+    @property
+    def width(self) -> int:
+        """The width of its vectors."""
+        return self.plan.width
+
+    def search(self, queries: Tensor | Vectors, k: int = 10, *, effort: int | None = None) -> Neighbors:
+        """The k nearest rows of each query [n, d]; see `neighbors`.
+
+        Args:
+            queries: [n, d], or `Vectors`, which must come from the same network where both are known.
+            k: how many. An approximate index may find fewer: missing entries have place -1 and score -inf.
+            effort: another effort than that of the index.
+        """
+        x = queries.x if isinstance(queries, Vectors) else queries
+        if isinstance(queries, Vectors):
+            sides = ("the index", self.fingerprint), ("the queries", queries.fingerprint)
+            check_same_network("Index", *sides)
+        check_embeddings("Index", "queries", x)
+        if x.shape[1] != self.width:
+            raise ValueError(f"Index: queries must be {self.width} wide like the vectors, but are {x.shape[1]} wide.")
+        if not isinstance(k, int) or not 1 <= k <= len(self):
+            raise ValueError(f"Index: k must lie in 1..{len(self)}, the number of vectors, but came as {k!r}.")
+        if self.kind == "exact":
+            return self._search_exact(x, k)
+        x = prepare(x, self.similarity)
+        many = min(len(self), k * max(1, self.plan.rerank))
+        found = search_parts(self.plan, self._parts, x.numpy(), many, effort or self.effort)
+        if self._rows is not None:
+            found = rank_again(self.plan, self._rows, x, found, k)
+        # rounding may take a cosine beyond 1
+        return Neighbors(found.scores.clamp_max(1), found.places) if self.similarity == "cosine" else found
+
+    @abstractmethod
+    def _search_exact(self, queries: Tensor, k: int) -> Neighbors:
+        """Search without faiss."""
+
+    def names(self, found: Neighbors) -> list[list[str]]:
+        """The names of the neighbors found, or their row numbers if the vectors have no names."""
+        name = self.name
+        return [
+            ["-" if place < 0 else str(place) if name is None else name[place] for place in row]
+            for row in found.places.tolist()
+        ]
+
+    def label(self, row: int) -> str | None:
+        """The name or number of a row's class; None if the vectors have none."""
+        if self.y is None:
+            return None
+        return self._class_names.get(int(self.y[row]), str(int(self.y[row])))
+
+
+class Index(SearchIndex):
+    """An index in memory, exact or approximate, that can be saved in one file.
 
     Args:
         vectors: [m, d], or `Vectors`, whose names and labels are kept.
         similarity: "cosine", "dot" or "euclidean".
         kind: "exact" (nothing to build); "ivf" (inverted lists: rows are sorted into cells, a few of which are
             searched) or "hnsw" (a graph, for "cosine" and "euclidean" only), both by faiss, with the extra `faiss`.
-        cells: of ivf: how many cells; None for about 4 √m.
-        probes: of ivf: how many cells are searched per query; None for a sixteenth of them.
-        links: of hnsw: links per row.
-        effort: of hnsw: candidates kept per query.
+        cells: number of cells of ivf; None for about 4 √m.
+        probes: cells of ivf that are searched per query; None for a sixteenth of them.
+        links: links per row of hnsw.
+        effort: candidates of hnsw per query.
 
     >>> index = Index(Vectors([[1.0, 0.0], [0.0, 1.0]], name=["east", "north"]))
-    >>> index.names(index.search(torch.tensor([[0.2, 0.9]]), k=1))
+    >>> index.names(index.search(Vectors([[0.2, 0.9]]), k=1))
     [['north']]
     """
 
@@ -57,111 +162,53 @@ class Index:
         self,
         vectors: Tensor | Vectors,
         similarity: Metric = "cosine",
-        kind: Kind = "exact",
+        kind: Literal["exact", "ivf", "hnsw"] = "exact",
         *,
         cells: int | None = None,
         probes: int | None = None,
         links: int = 32,
         effort: int = 64,
     ) -> None:
-        check_choice("Index", "similarity", similarity, METRICS)
-        check_choice("Index", "kind", kind, KINDS)
-        if kind == "hnsw" and similarity == "dot":
-            raise ValueError(
-                "Index: kind='hnsw' needs similarity='cosine' or 'euclidean', since its graph asks for a distance."
-            )
-        self.vectors = vectors if isinstance(vectors, Vectors) else Vectors(vectors)
-        if not len(self.vectors):
+        check_settings("Index", kind, similarity, KINDS)
+        vectors = vectors if isinstance(vectors, Vectors) else Vectors(vectors)
+        if not len(vectors):
             raise ValueError("Index: vectors must hold at least one row, but none came.")
-        self.similarity: Metric = similarity
-        self.kind: Kind = kind
-        self._faiss: Any = None
+        cells = max(1, min(len(vectors), cells or default_cells(len(vectors))))
+        self._hold(vectors, similarity, kind, cells=cells, links=links, seed=SEED)
+        if kind == "exact":
+            return
+        built, x = new_index(self.plan), prepare(vectors.x, similarity).numpy()
         if kind == "ivf":
-            self._faiss = self._ivf(cells, probes)
-        elif kind == "hnsw":
-            self._faiss = self._hnsw(links, effort)
+            built.train(x)
+            built.nprobe = self.effort = max(1, min(cells, probes or math.ceil(cells / 16)))
+        else:
+            built.hnsw.efSearch = self.effort = effort
+        built.add(x)
+        self._parts = [built]
 
-    def __len__(self) -> int:
-        return len(self.vectors)
+    def _hold(self, vectors: Vectors, similarity: Metric, kind: Kind, **settings: int) -> None:
+        self.vectors, self.effort, (rows, width) = vectors, 0, vectors.x.shape
+        self.plan = Plan(kind, similarity, rows, width, chunk=max(1, rows), **settings)
+        self.fingerprint, self.name = vectors.fingerprint, vectors.name
+        self.y, self.thumbnails, self._class_names = vectors.y, vectors.images, vectors.class_names()
 
-    @property
-    def inner(self) -> bool:
-        """Whether rows are compared by inner products (for the cosine, of unit rows)."""
-        return self.similarity != "euclidean"
-
-    @property
-    def width(self) -> int:
-        """The width of its vectors."""
-        return self.vectors.x.shape[1]
-
-    @property
-    def fingerprint(self) -> str | None:
-        """The network of the vectors, or None if it is not known."""
-        return self.vectors.fingerprint
-
-    def label(self, row: int) -> str | None:
-        """The name or number of a row's class; None if the vectors have none."""
-        if self.vectors.y is None:
-            return None
-        number = int(self.vectors.y[row])
-        return self._class_names.get(number, str(number))
-
-    @functools.cached_property
-    def _class_names(self) -> dict[int, str]:
-        return self.vectors.class_names()
-
-    def __repr__(self) -> str:
-        return f"Index({len(self)} vectors of width {self.vectors.x.shape[1]}, {self.similarity}, {self.kind})"
-
-    def search(self, queries: Tensor | Vectors, k: int = 10) -> Neighbors:
-        """The k nearest rows of each query [n, d]; see `neighbors`.
-
-        An approximate index may find fewer: missing entries have place -1 and score -inf.
-        """
-        x = queries.x if isinstance(queries, Vectors) else queries
-        if isinstance(queries, Vectors):
-            sides = ("the index", self.vectors.fingerprint), ("the queries", queries.fingerprint)
-            check_same_network("Index", *sides)
-        check_embeddings("Index", "queries", x)
-        if x.shape[1] != self.vectors.x.shape[1]:
-            raise ValueError(
-                f"Index: queries must be {self.vectors.x.shape[1]} wide like the vectors, but are {x.shape[1]} wide."
-            )
-        if not isinstance(k, int) or not 1 <= k <= len(self):
-            raise ValueError(f"Index: k must lie in 1..{len(self)}, the number of vectors, but came as {k!r}.")
-        if self._faiss is None:
-            return neighbors(x, self.vectors.x, k=k, similarity=self.similarity)
-        found, listed = self._faiss.search(self._ready(x), k)
-        if listed.max(initial=-1) >= len(self):
-            raise ValueError(f"Index: faiss found row {listed.max()} of {len(self)}; make the index again.")
-        scores, places = torch.from_numpy(found), torch.from_numpy(listed)
-        if self.similarity == "euclidean":
-            scores = -scores.clamp_min(0).sqrt()
-        return Neighbors(scores.masked_fill(places < 0, -torch.inf), places)
-
-    def names(self, found: Neighbors) -> list[list[str]]:
-        """The names of the neighbors found, or their row numbers if the vectors have no names."""
-        name = self.vectors.name
-        return [
-            ["-" if place < 0 else str(place) if name is None else name[place] for place in row]
-            for row in found.places.tolist()
-        ]
+    def _search_exact(self, queries: Tensor, k: int) -> Neighbors:
+        return neighbors(queries, self.vectors.x, k=k, similarity=self.similarity)
 
     def measured_recall(self, queries: Tensor | Vectors, k: int = 10) -> float:
         """Measure the share of the k exact neighbors of each query that this index finds."""
-        if self._faiss is None:
+        if self.kind == "exact":
             return 1.0
         x = queries.x if isinstance(queries, Vectors) else queries
-        exact = neighbors(x, self.vectors.x, k=k, similarity=self.similarity).places
-        found = self.search(x, k).places
+        exact, found = self._search_exact(x, k).places, self.search(x, k).places
         return float(np.mean([len(set(a) & set(b)) / k for a, b in zip(exact.tolist(), found.tolist(), strict=True)]))
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the index to one file, completely or not at all, and return its path."""
         about = json.dumps({"similarity": self.similarity, "kind": self.kind})
         arrays = {"about": np.array(about), **replace(self.vectors, images=None).to_arrays()}
-        if self._faiss is not None:
-            arrays["faiss"] = faiss("").serialize_index(self._faiss)
+        for part in self._parts:
+            arrays["faiss"] = faiss().serialize_index(part)
         write_arrays(Path(path), arrays)
         return Path(path)
 
@@ -173,78 +220,34 @@ class Index:
         if not {"about", "x"} <= arrays.keys():
             raise ValueError(f"Index: {place} is not an index; make one with `nearfar index` or Index.save.")
         check_seal("Index", place, needed=True)
-        index = cls.__new__(cls)
-        index.vectors = Vectors.from_arrays(arrays, place)
-        index.similarity, index.kind = _described(str(arrays["about"]), place)
-        index._faiss = None
-        if not len(index.vectors) or ("faiss" in arrays) != (index.kind != "exact"):
-            raise _wrong(place, f"a kind {index.kind!r} of {len(index.vectors)} vectors does not fit what it holds")
-        if index.kind != "exact":
-            index._faiss = _restored(arrays["faiss"], index, place)
+        vectors, index = Vectors.from_arrays(arrays, place), cls.__new__(cls)
+        try:
+            kind, similarity = _read_description(str(arrays["about"]))
+            if not len(vectors) or ("faiss" in arrays) != (kind != "exact"):
+                raise ValueError(f"a kind {kind!r} of {len(vectors)} vectors does not fit what it holds")
+            index._hold(vectors, similarity, kind)
+            if kind != "exact":
+                index._load_part(arrays["faiss"])
+        except ValueError as error:
+            raise ValueError(
+                f"Index: {place} is damaged or was made by hand ({error}); make it again with `nearfar index`."
+            ) from None
         return index
 
-    def _ready(self, x: Tensor) -> np.ndarray:
-        x = x.detach().float().cpu()
-        return np.ascontiguousarray((unit(x) if self.similarity == "cosine" else x).numpy())
-
-    def _ivf(self, cells: int | None, probes: int | None) -> Any:
-        module = faiss(_REBUILD)
-        rows, width = self.vectors.x.shape
-        # faiss wants 39 rows a cell to place its centers well, and says so on the error stream
-        cells = max(1, min(rows, cells or min(round(4 * math.sqrt(rows)), rows // 39)))
-        coarse = module.IndexFlatIP(width) if self.inner else module.IndexFlatL2(width)
-        metric = module.METRIC_INNER_PRODUCT if self.inner else module.METRIC_L2
-        index = module.IndexIVFFlat(coarse, width, cells, metric)
-        index.cp.min_points_per_centroid = 1
-        index.cp.max_points_per_centroid = 64  # a quarter of faiss's own: built four times sooner, as good to search
-        x = self._ready(self.vectors.x)
-        index.train(x)
-        index.add(x)
-        index.nprobe = max(1, min(cells, probes or math.ceil(cells / 16)))
-        return index
-
-    def _hnsw(self, links: int, effort: int) -> Any:
-        module = faiss(_REBUILD)
-        metric = module.METRIC_INNER_PRODUCT if self.inner else module.METRIC_L2
-        index = module.IndexHNSWFlat(self.vectors.x.shape[1], links, metric)
-        index.hnsw.efConstruction = 200
-        index.hnsw.efSearch = effort
-        index.add(self._ready(self.vectors.x))
-        return index
+    def _load_part(self, blob: np.ndarray) -> None:
+        """Read faiss's part of a file."""
+        if blob.dtype != np.uint8 or blob.ndim != 1:
+            raise ValueError(f"its faiss part is {blob.dtype} of shape {list(blob.shape)}")
+        part = load_part(self.plan, len(self), "its part", lambda: faiss(REMEDY).deserialize_index(blob))
+        self._parts, self.effort = [part], part.nprobe if self.kind == "ivf" else part.hnsw.efSearch
 
 
-_REBUILD = 'choose kind="exact"'
-
-
-def _wrong(place: Path, why: str) -> ValueError:
-    return ValueError(f"Index: {place} is damaged or was made by hand ({why}); make it again with `nearfar index`.")
-
-
-def _described(text: str, place: Path) -> tuple[Metric, Kind]:
-    """Read similarity and kind from the description in a file."""
+def _read_description(text: str) -> tuple[Kind, Metric]:
+    """Read kind and similarity from the description in a file."""
     try:
         about = json.loads(text)
-        similarity, kind = about["similarity"], about["kind"]
-        check_choice("Index", "similarity", similarity, METRICS)
-        check_choice("Index", "kind", kind, KINDS)
+        kind, similarity = about["kind"], about["similarity"]
+        check_settings("Index", kind, similarity, KINDS)
     except (ValueError, TypeError, KeyError, RecursionError):
-        raise _wrong(place, f"it describes itself as {text[:60]!r}") from None
-    return similarity, kind
-
-
-def _restored(blob: np.ndarray, index: Index, place: Path) -> Any:
-    """Read faiss's part of a file, and check that its rows, dimension and metric are those of the vectors."""
-    module = faiss(_REBUILD)
-    if blob.dtype != np.uint8 or blob.ndim != 1:
-        raise _wrong(place, f"its faiss part is {blob.dtype} of shape {list(blob.shape)}")
-    try:
-        found = module.deserialize_index(blob)
-    except Exception as error:  # faiss raises errors of its own, and MemoryError for an impossible size
-        raise _wrong(place, f"faiss cannot read its part: {type(error).__name__}") from None
-    rows, width = index.vectors.x.shape
-    kind = module.IndexIVFFlat if index.kind == "ivf" else module.IndexHNSWFlat
-    metric = module.METRIC_INNER_PRODUCT if index.inner else module.METRIC_L2
-    if type(found) is not kind or (found.ntotal, found.d, found.metric_type) != (rows, width, metric):
-        held = f"{type(found).__name__} of {found.ntotal:,} rows of width {found.d}, measure {found.metric_type}"
-        raise _wrong(place, f"its faiss part is {held}, for {rows:,} vectors of width {width}, measure {metric}")
-    return found
+        raise ValueError(f"it describes itself as {text[:60]!r}") from None
+    return kind, similarity

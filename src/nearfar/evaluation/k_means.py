@@ -2,11 +2,11 @@
 
 Two exact shortcuts make 12,000 clusters of 60,000 rows a matter of minutes:
 
-- The starts are drawn in batches. A row is proposed with chance ∝ its squared distance D² to the starts before the
-  batch and kept with chance (D² now) / (D² then): rejection, so the law is that of drawing one by one. One product then
-  measures all rows against the whole batch.
-- A step compares only what may have changed: rows of clusters that moved against all centers, other rows against the
-  centers that moved.
+- Starts are drawn in batches by rejection sampling. A row is proposed with probability ∝ its squared distance D² to the
+  starts before the batch, and accepted with probability (D² now) / (D² then), so that the distribution is that of
+  drawing one by one. One matrix product then measures all rows against the whole batch.
+- A step compares only what may have changed: rows of clusters that moved with all centers, other rows with the centers
+  that moved.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch import Tensor
 from nearfar._utils.checks import check_seed
 from nearfar._utils.progress import Watch
 from nearfar._utils.tensors import check_embeddings
-from nearfar.evaluation.dealing import filled, paced, ranks, share
+from nearfar.evaluation.parallel import current_group, merge_rows, pace, share
 
 __all__ = ["Clusters", "k_means", "runs"]
 
@@ -30,7 +30,7 @@ BATCH = 256
 
 @dataclass(frozen=True, eq=False)
 class Clusters:
-    """One k-means solution: the cluster [n] of each row, its centers [k, d] and the sum of squared distances."""
+    """One k-means solution: the cluster of each row [n], the centers [k, d] and the sum of squared distances."""
 
     assignment: Tensor
     centers: Tensor
@@ -44,10 +44,10 @@ def k_means(
 
     Args:
         x: [n, d].
-        k: how many clusters, 1..n.
+        k: number of clusters, 1..n.
         seed: seed of the initialization.
-        restarts: how many runs.
-        steps: the most steps of each run; it stops earlier when no row changes its cluster.
+        restarts: number of runs.
+        steps: most steps of each run; it stops earlier if no row changes its cluster.
         watch: called as watch(what, done, total) during the work.
 
     >>> k_means(torch.tensor([[0.0], [0.1], [5.0], [5.1]]), 2).assignment.tolist() in ([0, 0, 1, 1], [1, 1, 0, 0])
@@ -59,7 +59,7 @@ def k_means(
 def runs(
     x: Tensor, k: int, *, seed: int = 0, restarts: int = 3, steps: int = 50, watch: Watch | None = None
 ) -> Iterator[Clusters]:
-    """Every run of `k_means`, one after the other."""
+    """Yield every run of `k_means`."""
     check_embeddings("k_means", "x", x)
     check_seed("k_means", seed)
     if not 1 <= k <= len(x):
@@ -68,7 +68,7 @@ def runs(
         raise ValueError(f"k_means: restarts and steps must be 1 or more, but came as {restarts!r} and {steps!r}.")
     x = x.detach().to(torch.promote_types(x.dtype, torch.float32))
     middle = x.mean(dim=0)
-    x = x - middle  # distances come from products: an origin in the middle keeps their digits
+    x = x - middle  # centering avoids cancellation in distances computed from products
     generator = torch.Generator().manual_seed(seed)
     for run in range(restarts):
         name = f"k-means run {run + 1} of {restarts}"
@@ -77,7 +77,7 @@ def runs(
 
 
 def _starts(x: Tensor, k: int, generator: torch.Generator, name: str, watch: Watch | None) -> Tensor:
-    """k-means++: starts drawn with chance ∝ squared distance to the nearest start so far."""
+    """k-means++: draw starts with probability ∝ squared distance to the nearest start so far."""
     square = x.square().sum(dim=1)
     chosen = [int(torch.randint(len(x), (1,), generator=generator))]
     nearest = torch.full_like(square, torch.inf)
@@ -86,7 +86,7 @@ def _starts(x: Tensor, k: int, generator: torch.Generator, name: str, watch: Wat
         if fresh:
             added = torch.tensor(fresh, device=x.device)
             nearest = torch.minimum(nearest, _distances(x, square, added).amin(dim=1))
-        if not bool(nearest.any()):  # every row lies on a start already: the rest are rows not taken yet
+        if not bool(nearest.any()):  # every row lies on a start already: fill up with other rows
             taken = set(chosen)
             chosen += [row for row in range(len(x)) if row not in taken][: k - len(chosen)]
             break
@@ -94,30 +94,30 @@ def _starts(x: Tensor, k: int, generator: torch.Generator, name: str, watch: Wat
         chosen = chosen + fresh
         if watch is not None:
             watch(f"{name}: starts", len(chosen), k)
-    starts = ranks().copy_from(0, torch.tensor(chosen, device=x.device))
+    starts = current_group().copy_from(0, torch.tensor(chosen, device=x.device))
     return x[starts].clone()
 
 
 def _distances(x: Tensor, square: Tensor, chosen: Tensor) -> Tensor:
-    """Squared distances [n, c] of all rows to chosen ones; what rounding alone could make is 0."""
+    """Squared distances [n, c] of all rows to chosen rows; distances within rounding errors are set to 0."""
     both = square[:, None] + square[chosen]
     found = torch.addmm(both, x, x[chosen].T, alpha=-2)
     return torch.where(found <= 1e-6 * both, 0.0, found)
 
 
 def _draw(x: Tensor, square: Tensor, before: Tensor, count: int, generator: torch.Generator) -> list[int]:
-    """At most `count` starts, from proposals with chance ∝ `before`."""
+    """Draw at most `count` starts, from proposals with probability ∝ `before`."""
     heights = before.double().cumsum(dim=0)
     spots = torch.rand(count, 2, dtype=torch.float64, generator=generator).to(x.device)
     proposed = torch.searchsorted(heights, spots[:, 0] * heights[-1], right=True).clamp(max=len(x) - 1)
     among = _distances(x[proposed], square[proposed], torch.arange(count, device=x.device)).tolist()
-    then, keep, rows = before[proposed].tolist(), spots[:, 1].tolist(), proposed.tolist()
-    kept: list[int] = []
+    then, level, rows = before[proposed].tolist(), spots[:, 1].tolist(), proposed.tolist()
+    accepted: list[int] = []
     for i in range(count):
-        now = min([then[i]] + [0.0 if rows[i] == rows[j] else among[i][j] for j in kept])
-        if keep[i] * then[i] < now:
-            kept.append(i)
-    return [rows[i] for i in kept]
+        now = min([then[i]] + [0.0 if rows[i] == rows[j] else among[i][j] for j in accepted])
+        if level[i] * then[i] < now:
+            accepted.append(i)
+    return [rows[i] for i in accepted]
 
 
 def _lloyd(x: Tensor, centers: Tensor, steps: int, name: str, watch: Watch | None) -> Clusters:
@@ -142,7 +142,7 @@ def _lloyd(x: Tensor, centers: Tensor, steps: int, name: str, watch: Watch | Non
 
 def _follow(x: Tensor, centers: Tensor, moved: Tensor, assignment: Tensor, gain: Tensor) -> None:
     """Update nearest centers and gains in place after some centers moved; a row changes only to a nearer center."""
-    free = moved[assignment]  # their own center moved: any other may be nearest now
+    free = moved[assignment]  # the row's own center moved, so any other may be nearest now
     rows, rest, some = free.nonzero().flatten(), (~free).nonzero().flatten(), moved.nonzero().flatten()
     assignment[rows], gain[rows] = _nearest(x, centers, rows)
     place, better = _nearest(x, centers[some], rest)
@@ -153,27 +153,27 @@ def _follow(x: Tensor, centers: Tensor, moved: Tensor, assignment: Tensor, gain:
 
 def _nearest(x: Tensor, centers: Tensor, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """The nearest center of each row and its gain ⟨x, c⟩ - |c|²/2, so that |x - c|² = |x|² - 2 gain."""
-    half, group = centers.square().sum(dim=1) / 2, ranks()
+    half, group = centers.square().sum(dim=1) / 2, current_group()
     chosen = torch.arange(len(x), device=x.device) if rows is None else rows
     best, place = x.new_empty(len(chosen)), torch.empty_like(chosen)
     tall = max(1, 2**22 // len(centers))
     parts = -(-len(chosen) // tall)
     mine, work = share(parts, group.rank, group.world), tall * centers.numel()
     found: list[tuple[slice | Tensor, Tensor, Tensor]] = []
-    for number in paced(mine, -(-parts // group.world), work, partial(group.beat, x.device)):
+    for number in pace(mine, -(-parts // group.world), work, partial(group.beat, x.device)):
         part = slice(number * tall, min((number + 1) * tall, len(chosen)))
         gain = torch.addmm(half, x[chosen[part]], centers.T, beta=-1).max(dim=1)
         found.append((part, gain.indices, gain.values))
     return (
-        filled(group, place, [(part, places) for part, places, _ in found]),
-        filled(group, best, [(part, gains) for part, _, gains in found]),
+        merge_rows(group, place, [(part, places) for part, places, _ in found]),
+        merge_rows(group, best, [(part, gains) for part, _, gains in found]),
     )
 
 
 def _move(x: Tensor, centers: Tensor, assignment: Tensor, distance: Tensor, touched: Tensor) -> Tensor:
     """Move the center of each touched cluster to the mean of its rows, in place; return which ones moved.
 
-    An empty cluster restarts at one of the rows that are farthest from their centers.
+    An empty cluster restarts at one of the rows farthest from their centers.
     """
     counts = torch.bincount(assignment, minlength=len(centers))
     means = torch.zeros_like(centers).index_add_(0, assignment, x) / counts.clamp(min=1)[:, None]
@@ -182,7 +182,7 @@ def _move(x: Tensor, centers: Tensor, assignment: Tensor, distance: Tensor, touc
     if len(empty):
         far = distance.topk(len(empty))
         means[empty] = torch.where((far.values > 0)[:, None], x[far.indices], centers[empty])
-    means = ranks().copy_from(0, means.contiguous())  # sums on a GPU may differ from rank to rank
+    means = current_group().copy_from(0, means.contiguous())  # sums on a GPU may differ from rank to rank
     moved = (means != centers).any(dim=1)
     centers.copy_(means)
     return moved

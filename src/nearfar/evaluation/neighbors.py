@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from nearfar._utils.checks import check_choice
-from nearfar.evaluation.dealing import alone, check_rows, filled, ranks
-from nearfar.evaluation.faiss_backend import faiss_neighbors
-from nearfar.evaluation.spaces import METRICS, Metric, wide
-from nearfar.evaluation.sweep import TILE, Neighbors, strips
+from nearfar.evaluation._exact_search import TILE, Neighbors, strips
+from nearfar.evaluation._faiss import faiss_neighbors
+from nearfar.evaluation._ranking_keys import METRICS, Metric, wide
+from nearfar.evaluation.parallel import check_rows, current_group, merge_rows, single_process
 
 __all__ = ["neighbors"]
 
@@ -36,10 +36,10 @@ def neighbors(
     Args:
         queries: [n, d].
         references: [m, d]; None compares the queries with each other, no row with itself.
-        k: how many; no more than there are references.
+        k: number of neighbors; at most the number of references.
         similarity: "cosine", "dot" or "euclidean".
         backend: "torch", or "faiss" for its flat index where it is installed (the same answer).
-        tile: entries of a tile of scores; memory grows with it, and with n·k.
+        tile: entries of a tile of scores; memory grows with it and with n·k.
 
     >>> found = neighbors(torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]]), k=1)
     >>> found.places.flatten().tolist()
@@ -48,23 +48,23 @@ def neighbors(
     _check(queries, references, k, similarity)
     check_choice("neighbors", "backend", backend, ("torch", "faiss"))
     if backend == "faiss":
-        with alone():
+        with single_process():
             return faiss_neighbors(queries, references, k, similarity)
-    like = wide(queries[:0])
+    group, like = current_group(), wide(queries[:0])
     found = Neighbors(
         like.new_empty(len(queries), k), torch.empty(len(queries), k, dtype=torch.long, device=queries.device)
     )
     parts = []
     for rows, strip in strips(queries, references, k=k, similarity=similarity, tile=tile):
-        if ranks().world > 1:
+        if group.world > 1:
             parts.append((rows, strip))
         else:
             found.scores[rows], found.places[rows] = strip.scores, strip.places
-    if ranks().world == 1:
+    if group.world == 1:
         return found
     return Neighbors(
-        filled(ranks(), found.scores, [(rows, strip.scores) for rows, strip in parts]),
-        filled(ranks(), found.places, [(rows, strip.places) for rows, strip in parts]),
+        merge_rows(group, found.scores, [(rows, strip.scores) for rows, strip in parts]),
+        merge_rows(group, found.places, [(rows, strip.places) for rows, strip in parts]),
     )
 
 

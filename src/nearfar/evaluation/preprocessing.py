@@ -1,8 +1,7 @@
-"""Descriptions of preprocessing that can be stored in a file, and preprocessing as part of an exported graph.
+"""Descriptions of preprocessing for files, and preprocessing as part of an exported graph.
 
-An exported network takes cropped pictures as integers from 0 to 255: the division by 255, the mean and the standard
-deviation are part of its graph, so that they cannot be forgotten. Resizing and cropping cannot be part of a graph that
-takes batches; they are stored as a description in the file.
+An exported network takes cropped pictures as integers from 0 to 255: its graph divides by 255 and applies the mean and
+the standard deviation. Resizing and cropping cannot be part of a graph that takes batches; the file describes them.
 """
 
 from __future__ import annotations
@@ -20,26 +19,26 @@ from torch import Tensor, nn
 from nearfar.data.transforms import Photograph, Plain
 from nearfar.evaluation.fingerprint import of_preprocessing, of_weights
 
-__all__ = ["Graph", "Pixels", "beside_graph", "described", "fingerprint_of", "from_description", "from_text"]
+__all__ = ["Graph", "Pixels", "beside_graph", "describe", "fingerprint_of", "from_description", "from_text"]
 
 KINDS: dict[str, type[Plain] | type[Photograph]] = {"plain": Plain, "photograph": Photograph}
 OF_TRAINING = ("train", "area", "color")
 IN_GRAPH = ("mean", "std")
 MOST_CHANNELS = 1 << 12
 LARGEST = 1 << 14
-"""Pixels a side that a description may ask for."""
+"""Largest side in pixels that a description may ask for."""
 
 
-def described(transform: object) -> dict[str, Any]:
+def describe(transform: object) -> dict[str, Any]:
     """Describe an evaluation transform in plain values: every setting that changes the network's input.
 
-    >>> described(Plain(mean=(0.5,)))
+    >>> describe(Plain(mean=(0.5,)))
     {'name': 'plain', 'mean': [0.5], 'std': [1.0]}
     """
     name = next((name for name, kind in KINDS.items() if type(transform) is kind), None)
     if name is None or getattr(transform, "train", False):
         raise ValueError(
-            "export_onnx: transform must be one of nearfar.data.transforms without chance, "
+            "export_onnx: transform must be a deterministic one of nearfar.data.transforms, "
             f"such as transforms.get('photographs', False), but came as {transform!r}."
         )
     fields = {key: value for key, value in vars(transform).items() if key not in OF_TRAINING}
@@ -51,18 +50,18 @@ def described(transform: object) -> dict[str, Any]:
 def fingerprint_of(model: nn.Module, transform: object) -> str:
     """The fingerprint of a network with its evaluation transform."""
     flip = {"flip": True} if getattr(model, "flip", False) else {}
-    return f"{of_weights(model)}/{of_preprocessing({**described(transform), **flip})}"
+    return f"{of_weights(model)}/{of_preprocessing({**describe(transform), **flip})}"
 
 
 def beside_graph(description: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of a description that is not in the graph, and must be applied before it."""
+    """The part of a description that is not in the graph and must be applied before it."""
     return {key: value for key, value in description.items() if key not in IN_GRAPH}
 
 
 def from_text(owner: str, text: str) -> Plain | Pixels:
     """Rebuild the preprocessing of a graph from the description in its file; every value is checked."""
     try:
-        transform = _built(json.loads(text))
+        transform = _build(json.loads(text))
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise ValueError(
             f"{owner} describes its preprocessing in a way that cannot be read ({text[:80]!r}); export it again."
@@ -71,9 +70,9 @@ def from_text(owner: str, text: str) -> Plain | Pixels:
 
 
 def from_description(given: Any) -> Plain | Photograph:
-    """Rebuild a whole evaluation transform from what `described` said of it; every value is checked.
+    """Rebuild a whole evaluation transform from the output of `describe`; every value is checked.
 
-    >>> from_description(described(Plain(mean=(0.5,))))
+    >>> from_description(describe(Plain(mean=(0.5,))))
     Plain(mean=(0.5,), std=(1.0,))
     """
     try:
@@ -81,17 +80,17 @@ def from_description(given: Any) -> Plain | Photograph:
         mean, std = (tuple(float(number) for number in given[name]) for name in IN_GRAPH)
         if not all(map(math.isfinite, (*mean, *std))) or 0 in std or max(len(mean), len(std)) > MOST_CHANNELS:
             raise ValueError
-        return dataclasses.replace(_built(rest), mean=mean, std=std)
+        return dataclasses.replace(_build(rest), mean=mean, std=std)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        raise ValueError(f"its preprocessing is none that there is: {str(given)[:80]!r}") from None
+        raise ValueError(f"unknown preprocessing: {str(given)[:80]!r}") from None
 
 
-def _built(given: dict[str, Any]) -> Plain | Photograph:
-    """A transform from its settings less mean and deviation."""
+def _build(given: dict[str, Any]) -> Plain | Photograph:
+    """Build a transform from its settings without mean and deviation."""
     kind = KINDS[given.pop("name")]
     given.pop("resampling", None)
-    usual = {field: value for field, value in vars(kind()).items() if field not in (*OF_TRAINING, *IN_GRAPH)}
-    if any(type(value) is not type(usual[key]) or not 0 <= value <= LARGEST for key, value in given.items()):
+    defaults = {field: value for field, value in vars(kind()).items() if field not in (*OF_TRAINING, *IN_GRAPH)}
+    if any(type(value) is not type(defaults[key]) or not 0 <= value <= LARGEST for key, value in given.items()):
         raise ValueError
     transform = kind(**given)
     if isinstance(transform, Photograph) and not 0 < transform.crop <= transform.side:
@@ -128,9 +127,9 @@ class Graph(nn.Module):
             self.register_buffer(name, torch.tensor(getattr(transform, name)))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Vectors for a batch of pixels, or of values as they are stored."""
+        """Vectors of a batch of uint8 pixels, or of values as the dataset stores them."""
         x = x.float() / 255 if self.pixels else x
-        shape = (-1,) if x.ndim < 4 else (-1, 1, 1)  # of numbers, or of channels [c, h, w]
+        shape = (-1,) if x.ndim < 4 else (-1, 1, 1)  # numbers, or channels [c, h, w]
         vectors: Tensor = self.model((x - self.mean.view(shape)) / self.std.view(shape))
         return vectors
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,10 +14,10 @@ from torch import Tensor
 
 from nearfar._utils.arrays import labels_of, tensor_of
 from nearfar._utils.files import read_arrays, write_arrays
-from nearfar.evaluation.fingerprint import checked
+from nearfar.evaluation.fingerprint import check_fingerprint
 from nearfar.evaluation.vectors_folder import is_folder_of_vectors, open_folder
 
-__all__ = ["Vectors"]
+__all__ = ["Vectors", "name_classes"]
 
 RUN_FILE = "embeddings.npz"
 
@@ -27,13 +27,12 @@ class Vectors:
     """Embedded samples with labels, names and thumbnails; arrays and lists are converted to the types below.
 
     Args:
-        x: float32 [n, d], the vectors; rows with NaN or infinity are an error that names them. Those of a folder (see
-            `nearfar.evaluation.vectors_folder`) stay in their file, in the type that they were stored in.
+        x: float32 [n, d], the vectors; rows with NaN or infinity are an error that names them. Vectors of a folder
+            (`nearfar.evaluation.vectors_folder`) stay in their file, in the type in which they are stored.
         y: int64 [n], the classes, or None.
         name: n strings, one per sample, or None.
         images: uint8 [n, h, w] or [n, h, w, 3], thumbnails, or None.
-        classes: the name of each class, or None: of class 0, 1, ..., or, where there are as many names as classes in y,
-            of these in ascending order.
+        classes: the names of the classes in y in ascending order, or of classes 0, 1, ..., or None.
         fingerprint: identifies the network (`nearfar.evaluation.fingerprint`), or None if it is not known.
 
     >>> Vectors([[1.0, 0.0], [0.0, 1.0]], y=[3, 5])
@@ -48,7 +47,7 @@ class Vectors:
     fingerprint: str | None = None
 
     def __post_init__(self) -> None:
-        for field, convert in CONVERTED.items():
+        for field, convert in CONVERTERS.items():
             value: Any = getattr(self, field)
             if value is not None or field == "x":
                 object.__setattr__(self, field, convert(value))
@@ -75,18 +74,10 @@ class Vectors:
         """
         if self.y is None or self.classes is None:
             return {}
-        labels = sorted(set(self.y.tolist()))
-        if len(labels) == len(self.classes):
-            return dict(zip(labels, self.classes, strict=True))
-        if labels and not 0 <= labels[0] <= labels[-1] < len(self.classes):
-            raise ValueError(
-                f"Vectors: classes must name each of the {len(labels)} classes in y, or each of 0..{labels[-1]}, "
-                f"but {len(self.classes)} names came."
-            )
-        return {label: self.classes[label] for label in labels}
+        return name_classes(sorted(set(self.y.tolist())), self.classes)
 
     def in_terms_of(self, queries: Vectors) -> Vectors:
-        """Renumber the classes as those of the queries, if both sides have class names.
+        """Renumber the classes by the class names of the queries, if both sides have names.
 
         >>> gallery = Vectors([[1.0], [2.0]], y=[0, 1], classes=["ant", "bee"])
         >>> gallery.in_terms_of(Vectors([[1.0]], y=[0], classes=["bee"])).y
@@ -124,7 +115,7 @@ class Vectors:
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, Any], place: Path) -> Vectors:
         """Build from the arrays of a file; error messages name the file."""
-        fields: dict[str, Any] = {key: arrays[key] for key in CONVERTED if key in arrays}
+        fields: dict[str, Any] = {key: arrays[key] for key in CONVERTERS if key in arrays}
         try:
             return cls(**fields)
         except (TypeError, ValueError) as error:
@@ -132,13 +123,30 @@ class Vectors:
 
     def to_arrays(self) -> dict[str, np.ndarray]:
         """Every field that is not None, as an array."""
-        fields = {field: getattr(self, field) for field in CONVERTED}
+        fields = {field: getattr(self, field) for field in CONVERTERS}
         return {field: _array(value) for field, value in fields.items() if value is not None}
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write `vectors.npz`, completely or not at all, and return its path."""
         write_arrays(Path(path), self.to_arrays())
         return Path(path)
+
+
+def name_classes(labels: Sequence[int], classes: Sequence[str]) -> dict[int, str]:
+    """The name of each label: the i-th name is that of the i-th label if the counts are equal, else that of label i.
+
+    Args:
+        labels: the distinct labels, in ascending order.
+        classes: the names.
+    """
+    if len(labels) == len(classes):
+        return dict(zip(labels, classes, strict=True))
+    if labels and not 0 <= labels[0] <= labels[-1] < len(classes):
+        raise ValueError(
+            f"Vectors: classes must name each of the {len(labels)} classes in y, or each of 0..{labels[-1]}, "
+            f"but {len(classes)} names came."
+        )
+    return {label: classes[label] for label in labels}
 
 
 def _array(value: Tensor | tuple[str, ...] | str) -> np.ndarray:
@@ -202,12 +210,12 @@ def _tensor(value: Any) -> Tensor:
     return tensor_of(array.copy())
 
 
-CONVERTED: dict[str, Callable[[Any], Any]] = {
+CONVERTERS: dict[str, Callable[[Any], Any]] = {
     "x": _x,
     "y": _y,
     "name": lambda value: _words("name", value),
     "images": _images,
     "classes": lambda value: _words("classes", value),
-    "fingerprint": lambda value: checked("Vectors", str(value)),
+    "fingerprint": lambda value: check_fingerprint("Vectors", str(value)),
 }
-"""The fields, each with its conversion."""
+"""The conversion of each field."""

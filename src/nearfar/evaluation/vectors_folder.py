@@ -1,11 +1,11 @@
-"""Vectors that do not fit in memory: a folder whose x is mapped into memory, and read where it is touched.
+"""Vectors that do not fit in memory: a folder whose x is memory-mapped.
 
     all.vectors/manifest.json           rows, width, type, and the digest of each part of x
     all.vectors/x-<key>.bin             the rows, one part after the other
     all.vectors/fields-<key>.npz        y, name, classes, images, as in vectors.npz
 
-Parts are written one after the other, and the manifest at last, whole or not at all: a folder is read as it was before
-until then. Opening one compares sizes; `verify` reads all of x and compares digests.
+The manifest is written last and atomically: until then the folder holds its former vectors. Opening a folder compares
+sizes; `verify` reads all of x and compares digests.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def is_folder_of_vectors(folder: Path) -> bool:
 
 
 def check_target(folder: Path) -> None:
-    """Refuse to write vectors where something else is."""
+    """Raise an error if a path holds something other than vectors."""
     if folder.is_dir() and (is_folder_of_vectors(folder) or not any(folder.iterdir())):
         return
     if folder.exists() or folder.is_symlink():
@@ -59,10 +59,10 @@ def check_target(folder: Path) -> None:
 def write_folder(
     folder: Path, chunks: Iterable[np.ndarray], fields: Mapping[str, np.ndarray], dtype: str = "float32"
 ) -> None:
-    """Write chunks of rows [t, d] and the other fields of `Vectors`; memory of one chunk.
+    """Write chunks of rows [t, d] and the other fields of `Vectors`, in the memory of one chunk.
 
     Args:
-        folder: where; vectors that it holds are replaced.
+        folder: the folder; vectors that it holds are replaced.
         chunks: float32, finite.
         fields: arrays beside x, as `Vectors.to_arrays` names them.
         dtype: "float32", "float16" or "bf16".
@@ -96,7 +96,7 @@ def write_folder(
 
 
 def as_stored(x: Tensor, dtype: str) -> np.ndarray:
-    """Rows as they are written: of bf16, which NumPy does not have, the bits."""
+    """Rows as they are written: bf16, which NumPy lacks, as its bits in int16."""
     y = x.to(DTYPES[dtype])
     if not bool(torch.isfinite(y).all()):
         raise ValueError(f"embed: some vectors are too long for {dtype}; store them as float32 or bf16.")
@@ -120,31 +120,31 @@ def _manifest(folder: Path) -> dict[str, Any]:
 
 
 def open_folder(folder: Path) -> dict[str, Any]:
-    """The fields of the `Vectors` in a folder; x lies in the file, and is read where it is touched.
+    """The fields of the `Vectors` in a folder; x is memory-mapped.
 
     Raises:
-        ValueError: files are missing, damaged, or not of the size that the manifest says.
+        ValueError: a file is missing, damaged, or of another size than the manifest says.
     """
     about = _manifest(folder)
     path, kind = folder / f"x-{about['key']}.bin", about["dtype"]
     shape = (int(about["rows"]), int(about["width"]))
     wanted = shape[0] * shape[1] * DTYPES[kind].itemsize
     if not path.is_file() or path.stat().st_size != wanted:
-        raise ValueError(f"Vectors: {path} must have {wanted:,} bytes, but has not; embed again.")
+        raise ValueError(f"Vectors: {path} must have {wanted:,} bytes, but does not; embed again.")
     stored = {"float32": np.float32, "float16": np.float16, "bf16": np.int16}[kind]
-    # copy on write: torch wants memory that it may write to, and nothing written reaches the file
+    # copy on write: torch needs writable memory, and nothing written reaches the file
     mapped = np.memmap(path, stored, "c", shape=shape) if wanted else np.zeros(shape, stored)
     x = torch.from_numpy(mapped)
     x = x.view(torch.bfloat16) if kind == "bf16" else x
-    x.mapped = True  # type: ignore[attr-defined]  # checked when it was written: not to be read as a whole
+    x.mapped = True  # type: ignore[attr-defined]  # checked when written, so that loading need not read all rows
     return {**read_arrays("Vectors", folder / f"fields-{about['key']}.npz"), "x": x}
 
 
 def verify(folder: Path) -> None:
-    """Read every row, and compare the digest of each part with the manifest.
+    """Read all rows, and compare the digest of each part with the manifest.
 
     Raises:
-        ValueError: a part is not as it was written.
+        ValueError: a part is damaged.
     """
     about, x = _manifest(folder), open_folder(folder)["x"]
     raw, start = (x.view(torch.int16) if about["dtype"] == "bf16" else x).numpy(), 0

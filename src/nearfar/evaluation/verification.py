@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from nearfar._utils.checks import check_choice, check_seed
+from nearfar.evaluation._ranking_keys import METRICS, Metric, Rows, keys, pair_keys, scores, spaces
+from nearfar.evaluation.inputs import demand_classes, read_inputs
 from nearfar.evaluation.retrieval import check_sides
-from nearfar.evaluation.spaces import METRICS, Metric, Rows, keys, pair_keys, scores, spaces
-from nearfar.evaluation.taken import demand_classes, taken
 
 __all__ = ["Verification", "verification"]
 
@@ -29,9 +29,9 @@ class Verification:
         auc: area under the ROC curve; ties count half.
         tar: true accept rate for each false accept rate.
         threshold: for each false accept rate, the score above which a pair is accepted.
-        positive: how many positive pairs were scored.
-        negative: how many negative pairs were scored.
-        sampled: whether pairs were drawn at random; otherwise all pairs were scored.
+        positive: number of positive pairs.
+        negative: number of negative pairs.
+        sampled: whether pairs were drawn at random; otherwise all were scored.
     """
 
     auc: float
@@ -57,7 +57,7 @@ def verification(
         embeddings: [n, d], a tensor, an array, lists or `Vectors`.
         labels: [n] integers; by default the y of `Vectors`.
         far: false accept rates.
-        pairs: how many pairs of each kind to draw with replacement; None scores all n(n-1)/2 (n up to 20,000).
+        pairs: number of pairs of each kind to draw with replacement; None scores all n(n-1)/2 (n up to 20,000).
         similarity: "cosine", "dot" or "euclidean".
         seed: seed of the draw.
 
@@ -66,7 +66,7 @@ def verification(
     {0.1: 1.0}
     """
     check_choice("verification", "similarity", similarity, METRICS)
-    given = taken("verification", embeddings, labels)
+    given = read_inputs("verification", embeddings, labels)
     embeddings, labels = given.x, demand_classes("verification", given.y)
     check_sides("verification", embeddings, labels, None, None)
     if any(not 0 <= rate <= 1 for rate in far):
@@ -78,9 +78,10 @@ def verification(
         raise ValueError(
             f"verification: all pairs of {len(labels)} rows are too many to sort; pass pairs=1_000_000 to draw some."
         )
-    positive, negative = (
-        _all(embeddings, labels, similarity) if pairs is None else _drawn(embeddings, labels, pairs, similarity, seed)
-    )
+    if pairs is None:
+        positive, negative = _all_pairs(embeddings, labels, similarity)
+    else:
+        positive, negative = _draw_pairs(embeddings, labels, pairs, similarity, seed)
     if not len(positive) or not len(negative):
         kind = "positive" if not len(positive) else "negative"
         raise ValueError(
@@ -90,14 +91,14 @@ def verification(
     tar, threshold = {}, {}
     for rate in far:
         allowed = int(np.floor(rate * len(ranked) + 1e-9))  # 0.29 * 100 is a hair below 29
-        # strictly above the first score that must be refused
+        # accept strictly above the first score to refuse
         cut = ranked[allowed] if allowed < len(ranked) else -np.inf
         tar[rate] = float((positive > cut).mean())
         threshold[rate] = float(cut)
     return Verification(_auc(positive, negative), tar, threshold, len(positive), len(negative), pairs is not None)
 
 
-def _all(embeddings: Tensor, labels: Tensor, similarity: Metric) -> tuple[np.ndarray, np.ndarray]:
+def _all_pairs(embeddings: Tensor, labels: Tensor, similarity: Metric) -> tuple[np.ndarray, np.ndarray]:
     rows, _ = spaces(embeddings, None, similarity)
     place = torch.arange(len(rows), device=labels.device)
     positive, negative = [], []
@@ -111,7 +112,7 @@ def _all(embeddings: Tensor, labels: Tensor, similarity: Metric) -> tuple[np.nda
     return np.concatenate(positive), np.concatenate(negative)
 
 
-def _drawn(
+def _draw_pairs(
     embeddings: Tensor, labels: Tensor, count: int, similarity: Metric, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Scores of `count` positive and `count` negative pairs, each drawn uniformly from all pairs of its kind."""
@@ -126,7 +127,7 @@ def _drawn(
     first = rng.integers(sizes[group])
     second = (first + 1 + rng.integers(sizes[group] - 1)) % sizes[group]
     one = rng.choice(len(place), size=count, p=(len(place) - sizes[place]) / (len(place) - sizes[place]).sum())
-    # the k-th row outside of one's class: skip the class's own stretch in label order
+    # the k-th row of other classes: in label order, skip the rows of the own class
     k = rng.integers(len(place) - sizes[place[one]])
     other = order[k + np.where(k >= start[place[one]], sizes[place[one]], 0)]
     positive = (order[start[group] + first], order[start[group] + second])

@@ -1,14 +1,13 @@
-"""The geometry of Xu et al. 2022: triplet separation, the distance to it, thickness, and measures of collapse."""
+"""Triplet separation and the distance of a space to it (Xu et al. 2022), thickness, and measures of collapse."""
 
 from nearfar.batches import Violations, violations
 from nearfar.geometry.collapse import Collapse, Pull, active_triplets, collapse, effective_rank, pull
-from nearfar.geometry.constants import Constants, constants
 from nearfar.geometry.isometry import Separation, hausdorff_distance, isometric_error
 from nearfar.geometry.ladder import ladder
 from nearfar.geometry.repair import Repair, repair
 from nearfar.geometry.rigid import NearIsometry, hausdorff_between, isometric_error_between, near_isometry
 from nearfar.geometry.separation import HardTriplet, hardest_triplet, hardness, is_triplet_separated
-from nearfar.geometry.thickness import Thickness, thickness
+from nearfar.geometry.thickness import Constants, Thickness, constants, thickness
 
 __all__ = [
     "Collapse",

@@ -1,6 +1,6 @@
 """Measures of collapse: spread, spread within classes, effective rank, neural collapse, active triplets, gradient.
 
-Every measure is computed on a sample of rows, so that a million vectors cost no more than a thousand.
+Each is computed on a sample of rows, so its cost does not grow with the number of vectors.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from torch import Tensor
 from nearfar._utils.checks import check_choice, check_positive, check_seed, check_whole
 from nearfar._utils.tensors import check_labels
 from nearfar.geometry.repair import class_means, repair
-from nearfar.geometry.separation import checked
+from nearfar.geometry.separation import check_inputs
 from nearfar.geometry.spaces import SPACES, distances
 from nearfar.similarity import unit
 
 __all__ = ["Collapse", "Pull", "active_triplets", "collapse", "effective_rank", "pull", "sample"]
 
 PAIRWISE = 512
-"""Rows of which pairs and triplets are taken."""
+"""Rows used for measures of pairs and triplets."""
 SHRUNK = 256
-"""Rows of which s* is sought, to three digits."""
+"""Rows used for s*, which is computed to three digits."""
 
 
 @dataclass(frozen=True)
@@ -64,9 +64,9 @@ class Collapse:
     active: float
 
     def against(self, start: Collapse) -> dict[str, float]:
-        """The rms ratios of Xu et al. 2022: `total` relative to the start, and likewise the spread within classes."""
+        """The rms ratios of Xu et al. 2022: the total spread and that within classes, relative to the start."""
         inside, before = self.within * self.total, start.within * start.total
-        return {"total": _over(self.total, start.total), "within": _over(inside, before)}
+        return {"total": _ratio(self.total, start.total), "within": _ratio(inside, before)}
 
     def to_dict(self) -> dict[str, Any]:
         """The measures as plain numbers by name."""
@@ -86,8 +86,8 @@ def collapse(
 ) -> Collapse:
     """Compute the measures of `Collapse` on at most `rows` rows (pairs and triplets on 512, s* on 256).
 
-    Observed for random f (see docs/papers/xu-2022.md): with the loss's α = 0 the nearest separated map keeps less of f
-    the more rows meet in few dimensions; there is no jump at n = N, which Xu et al. 2022 suggests.
+    Observed for random f with α = 0: the more rows meet in few dimensions, the less of f the nearest separated map
+    keeps, without the jump at n = N that Xu et al. 2022 suggests (docs/papers/xu-2022.md).
 
     Args:
         embeddings: [n, d].
@@ -107,19 +107,19 @@ def collapse(
     embeddings, labels = embeddings[chosen], labels[chosen]
     raw = embeddings.detach().double()
     shown = unit(raw) if metric == "cosine" else raw
-    x, y = checked("collapse", shown, labels, SPACES["euclidean"])
+    x, y = check_inputs("collapse", shown, labels, SPACES["euclidean"])
     means = class_means(x, y)
     few, fewer = (sample(labels, count, seed).to(x.device) for count in (PAIRWISE, SHRUNK))
     total, within = _rms(x), _rms(x - means[y])
-    alignment, uniformity = _wang(unit(raw[few]), y[few])
+    alignment, uniformity = _alignment_and_uniformity(unit(raw[few]), y[few])
     nc1, nc2, norms = _neural_collapse(x, y, means)
     return Collapse(
         rows=len(x),
         classes=len(means),
         norm=_rms(raw),
         total=total,
-        within=_over(within, total),
-        between=1 - _over(within, total) ** 2 if total > 0 else 0.0,
+        within=_ratio(within, total),
+        between=1 - _ratio(within, total) ** 2 if total > 0 else 0.0,
         effective_rank=effective_rank(x),
         shrink=repair(x[fewer], y[fewer], halvings=12).shrink if shrink else None,
         alignment=alignment,
@@ -132,7 +132,7 @@ def collapse(
 
 
 def sample(labels: Tensor, rows: int, seed: int = 0) -> Tensor:
-    """Draw at most `rows` row numbers: random classes one after the other, at most 32 rows of each."""
+    """Draw at most `rows` row numbers, class by class in random order, first at most 32 rows of each class."""
     if len(labels) <= rows:
         return torch.arange(len(labels))
     labels = labels.cpu()
@@ -166,7 +166,7 @@ def active_triplets(x: Tensor, y: Tensor, *, margin: float = 0.0) -> float:
     """The share of all triplets with d(a, p) - d(a, n) + margin > 0; 0 without triplets. O(n² log n)."""
     apart, same = distances(x, x), y[:, None] == y[None, :]
     negatives = apart.masked_fill(same, math.inf).sort(dim=1).values
-    nearer = torch.searchsorted(negatives, apart + margin)  # how many negatives are nearer than each positive
+    nearer = torch.searchsorted(negatives, apart + margin)  # number of negatives nearer than each positive
     same.fill_diagonal_(False)
     others = (y[:, None] != y[None, :]).sum(dim=1)
     triplets = float((same.sum(dim=1) * others).sum())
@@ -181,9 +181,9 @@ class Pull:
         hardest: share of Σ|dF/ds| of the strongest pair.
         rows: the rows with the largest shares, largest first.
         shares: their shares; a pair counts half for each of its rows.
-        positive: share of the positive pairs.
+        positive: share of Σ|dF/ds| on positive pairs.
         active: number of pairs with a gradient.
-        effective: effective number of pairs, over which the weight is spread.
+        effective: effective number of pairs that share the weight.
     """
 
     hardest: float
@@ -218,11 +218,11 @@ def _rms(x: Tensor) -> float:
     return float((x * x).sum(dim=1).mean().sqrt()) if len(x) else 0.0
 
 
-def _over(a: float, b: float) -> float:
+def _ratio(a: float, b: float) -> float:
     return a / b if b > 0 else 0.0
 
 
-def _wang(x: Tensor, y: Tensor) -> tuple[float, float]:
+def _alignment_and_uniformity(x: Tensor, y: Tensor) -> tuple[float, float]:
     """Alignment and uniformity of unit rows."""
     square = distances(x, x) ** 2
     off = ~torch.eye(len(x), dtype=torch.bool, device=x.device)

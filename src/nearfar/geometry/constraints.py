@@ -4,13 +4,15 @@
     separated    |g_i - g_j| ≤ r  (at or above the step),     r + α ≤ |g_i - g_k|  (below it)
     objective t  haus:  |g_i - f_i|² ≤ t²             iso:  | |g_i - g_j| - |f_i - f_j| | ≤ t
 
-Classes are a ladder of two steps. Every constraint but haus's own is linear in the distances D, so that one Jacobian of
-D serves them all. On the sphere rows are g/|g| and distances are angles; haus keeps the chord, which grows with them.
+Classes are a ladder of two steps. All constraints except those of haus are linear in the distances D, so one Jacobian
+of D serves them all. On the sphere rows are g/|g| and distances are angles; haus uses the chord, which increases with
+the angle.
 """
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -27,8 +29,8 @@ Kind = Literal["iso", "haus"]
 def splits(y: Any) -> dict[str, Any]:
     """Arrays of the pairs (i, j), i < j, and of the constraints between a pair and a radius.
 
-    Constraint c bounds the distance of `pairs[c]` by `radius[c]`: from above where `sign[c]` is -1, else from below. A
-    row on step k of an anchor's ladder lies within the radius below that step, and beyond the radius above it.
+    Constraint c bounds the distance of `pairs[c]` by `radius[c]`, from above if `sign[c]` is -1, else from below. A row
+    on step k of an anchor's ladder lies inside the radius below that step, and outside the radius above it.
     """
     i, j = np.triu_indices(len(y), 1)
     number = np.zeros((len(y), len(y)), dtype=int)
@@ -68,7 +70,7 @@ class Program:
 
     def __post_init__(self) -> None:
         self.parts.update(splits(self.y))
-        self.parts["apart"] = self._stretches(self.f)[0]
+        self.parts["apart"] = self._distances(self.f)[0]
 
     @property
     def size(self) -> int:
@@ -76,9 +78,9 @@ class Program:
         return int(self.f.size + self.parts["radii"] + 1)
 
     def start(self, g: Any) -> Any:
-        """The variables z for a separated g: each radius at the farthest row that it must contain, t at the cost."""
+        """The variables z of a separated g: a radius is that of the farthest row it must contain, t is the cost."""
         parts = self.parts
-        distance, *_ = self._stretches(g)
+        distance, *_ = self._distances(g)
         radii = np.zeros(parts["radii"])
         inside = parts["sign"] < 0
         np.maximum.at(radii, parts["radius"][inside], distance[parts["pairs"][inside]])
@@ -88,7 +90,7 @@ class Program:
         """The objective t of g: the longest chord |g_i - f_i|, or the largest difference of distances."""
         if self.kind == "haus":
             return float(np.linalg.norm(self._on(g) - self.f, axis=1).max())
-        return float(np.abs(self._stretches(g)[0] - self.parts["apart"]).max())
+        return float(np.abs(self._distances(g)[0] - self.parts["apart"]).max())
 
     def rows(self, z: Any) -> Any:
         """The rows g [N, n] in z."""
@@ -97,7 +99,7 @@ class Program:
     def constraints(self, z: Any) -> Any:
         """The constraints c(z), which must be nonnegative."""
         parts, g, t = self.parts, self.rows(z), z[-1]
-        distance, *_ = self._stretches(g)
+        distance, *_ = self._distances(g)
         radii = z[self.f.size : -1]
         separated = parts["sign"] * (distance[parts["pairs"]] - radii[parts["radius"]])
         separated -= self.margin * (parts["sign"] > 0)
@@ -141,12 +143,12 @@ class Program:
         along = (u * self.f).sum(axis=1, keepdims=True)
         return 2 * (self.f - along * u) / np.linalg.norm(g, axis=1, keepdims=True)
 
-    def _stretches(self, g: Any) -> tuple[Any, Any, Any]:
-        return self.space.stretches(g, self.parts["i"], self.parts["j"])
+    def _distances(self, g: Any) -> tuple[Any, Any, Any]:
+        return self.space.with_gradients(g, self.parts["i"], self.parts["j"])
 
     def _slopes(self, g: Any) -> Any:
         """The Jacobian dD/dg, [pairs, N n]."""
-        distance, at_i, at_j = self._stretches(g)
+        distance, at_i, at_j = self._distances(g)
         n, places = g.shape[1], np.arange(len(distance))
         found = np.zeros((len(distance), g.size))
         for k in range(n):
@@ -157,27 +159,13 @@ class Program:
 
 def descend(program: Program, g: Any, *, iterations: int = 300) -> Any:
     """Run SLSQP from a separated g (from f itself it diverges); the result is nearly feasible and needs a repair."""
-    from scipy.optimize import minimize
-
     slope = np.zeros(program.size)
     slope[-1] = 1.0
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # a step outside its bounds is clipped, and says so
-        found = minimize(
-            lambda z: z[-1],
-            program.start(g),
-            jac=lambda z: slope,
-            method="SLSQP",
-            constraints={"type": "ineq", "fun": program.constraints, "jac": program.jacobian},
-            options={"ftol": 1e-10, "maxiter": iterations},
-        )
-    ended = program.rows(found.x)
-    return ended if np.isfinite(ended).all() else g
+    return _minimize(program, g, lambda z: (z[-1], slope), iterations)
 
 
 def settle(program: Program, g: Any, value: float, *, iterations: int = 300) -> Any:
     """Among rows that cost at most `value`, find those nearest to f in least squares, starting from g."""
-    from scipy.optimize import minimize
 
     def objective(z: Any) -> tuple[float, Any]:
         off = program.rows(z) - program.f
@@ -185,21 +173,31 @@ def settle(program: Program, g: Any, value: float, *, iterations: int = 300) -> 
         slope[: off.size] = 2 * off.ravel()
         return float((off**2).sum()), slope
 
-    start = program.start(g)
-    limit = np.zeros((1, len(start)))
+    limit = np.zeros((1, program.size))
     limit[0, -1] = -1.0
+    bound = {"type": "ineq", "fun": lambda z: value - z[-1:], "jac": lambda z: limit}
+    return _minimize(program, g, objective, iterations, [bound])
+
+
+def _minimize(
+    program: Program,
+    g: Any,
+    objective: Callable[[Any], tuple[float, Any]],
+    iterations: int,
+    bounds: Sequence[dict[str, Any]] = (),
+) -> Any:
+    """Minimize an objective with its gradient under the program's constraints, from g; g itself if that diverges."""
+    from scipy.optimize import minimize
+
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)
+        warnings.simplefilter("ignore", RuntimeWarning)  # SLSQP warns whenever it clips a step to its bounds
         found = minimize(
             objective,
-            start,
+            program.start(g),
             jac=True,
             method="SLSQP",
-            constraints=[
-                {"type": "ineq", "fun": program.constraints, "jac": program.jacobian},
-                {"type": "ineq", "fun": lambda z: value - z[-1:], "jac": lambda z: limit},
-            ],
+            constraints=[{"type": "ineq", "fun": program.constraints, "jac": program.jacobian}, *bounds],
             options={"ftol": 1e-10, "maxiter": iterations},
         )
-    ended = program.rows(found.x)
-    return ended if np.isfinite(ended).all() else g
+    rows = program.rows(found.x)
+    return rows if np.isfinite(rows).all() else g

@@ -1,9 +1,8 @@
-"""Ordered relevance (ladder constraints): a row that is more relevant to an anchor must be nearer to it.
+"""Graded relevance (ladder constraints): a row that is more relevant to an anchor must be nearer to it.
 
     rel(x, a) > rel(x, b)   ⟹   d(x, a) + α ≤ d(x, b)
 
-Class labels are a ladder of two rungs, positive and negative. Xu et al. 2022 names Ladder Loss as an extension without
-treating it.
+Class labels are a ladder of two rungs, positive and negative. Xu et al. 2022 mentions Ladder Loss as an extension.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from torch import Tensor
 from nearfar._utils.tensors import check_labels, check_tensor
 from nearfar.geometry.spaces import Space
 
-__all__ = ["check_relevance", "hardest_step", "ladder", "nests", "ordered", "steps"]
+__all__ = ["check_relevance", "hardest_step", "ladder", "nested_groups", "order_rows", "steps"]
 
 CELLS = 2**20
 """Pairs computed at a time."""
@@ -69,7 +68,7 @@ def hardest_step(x: Tensor, relevance: Tensor, space: Space) -> tuple[int, int, 
     for first in range(0, len(x), tall):
         rows = torch.arange(first, min(first + tall, len(x)), device=x.device)
         rung = relevance[rows].double()
-        rung[torch.arange(len(rows)), rows] = math.inf  # an anchor comes first in its own row, and counts nowhere
+        rung[torch.arange(len(rows)), rows] = math.inf  # sorts the anchor first in its own row, where it is skipped
         rung, order = rung.sort(dim=1, descending=True)
         apart = space.distances(x[rows], x).gather(1, order)
         far, at_far = apart[:, 1:].cummax(dim=1)
@@ -86,14 +85,14 @@ def hardest_step(x: Tensor, relevance: Tensor, space: Space) -> tuple[int, int, 
     return best
 
 
-def nests(relevance: Tensor) -> list[Tensor] | None:
-    """Groups [n] of each rung but the lowest, finest first, if every rung partitions the rows; else None."""
+def nested_groups(relevance: Tensor) -> list[Tensor] | None:
+    """Groups [n] of each rung but the lowest, finest first; None if some rung does not partition the rows."""
     off = ~torch.eye(len(relevance), dtype=torch.bool, device=relevance.device)
     rungs = torch.unique(relevance[off]).flip(0)
     found = []
     for rung in rungs[:-1]:
         same = (relevance >= rung) | ~off
-        group = same.to(torch.int8).argmax(dim=1)  # the first row that is in it
+        group = same.to(torch.int8).argmax(dim=1)  # the first row of the group
         if not bool((same == (group[:, None] == group[None, :])).all()):
             return None
         found.append(torch.unique(group, return_inverse=True)[1])
@@ -116,10 +115,10 @@ def steps(y: Any) -> Any:
     return found
 
 
-def ordered(x: Tensor, relevance: Tensor, space: Space, margin: float, *, slack: float = 0.05) -> Tensor:
-    """Move rows until they satisfy the ladder, by L-BFGS on the squared violations; near x, for few rows.
+def order_rows(x: Tensor, relevance: Tensor, space: Space, margin: float, *, slack: float = 0.05) -> Tensor:
+    """Move few rows until they satisfy the ladder, by L-BFGS on the squared violations, starting from x.
 
-    This may fail: on a line the only solution for a relevance may be one point for all rows.
+    This may fail: on a line, the only solution of some relevances is one point for all rows.
     """
     more = relevance[:, :, None] > relevance[:, None, :]
     each = torch.arange(len(x))
@@ -128,9 +127,9 @@ def ordered(x: Tensor, relevance: Tensor, space: Space, margin: float, *, slack:
     search = torch.optim.LBFGS([g], max_iter=200, line_search_fn="strong_wolfe")
     off = ~torch.eye(len(x), dtype=torch.bool)
 
-    def lost() -> Tensor:
+    def violation() -> Tensor:
         search.zero_grad()
-        u = space.placed(g)
+        u = space.place(g)
         square = ((u[:, None] - u[None]) ** 2).sum(dim=2)
         chord = torch.where(off, (square + 1e-18).sqrt(), 0.0)
         apart = space.of_chord(chord * (1 - 1e-12))
@@ -140,6 +139,6 @@ def ordered(x: Tensor, relevance: Tensor, space: Space, margin: float, *, slack:
         return value
 
     with torch.enable_grad():
-        search.step(lost)  # type: ignore[no-untyped-call]
-    ended = space.placed(g.detach())
-    return ended if bool(torch.isfinite(ended).all()) else x
+        search.step(violation)  # type: ignore[no-untyped-call]
+    moved = space.place(g.detach())
+    return moved if bool(torch.isfinite(moved).all()) else x

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nearfar.geometry.ladder import nests
-from nearfar.geometry.separation import checked, hardest_triplet, hardness
+from nearfar.geometry.ladder import nested_groups
+from nearfar.geometry.separation import check_inputs, hardest_triplet, hardness
 from nearfar.geometry.spaces import Flat, Metric, distances, space_of
 
 __all__ = ["Repair", "class_means", "groups_of", "repair"]
@@ -53,13 +53,13 @@ def repair(
 ) -> Repair:
     """Shrink every class toward its mean by the smallest amount that separates all triplets (bisection on s).
 
-    Proved: s = 1 separates, so there is always a solution; `map` is separated for any s that is found. Observed only
-    (0 exceptions in 8,760 trials): a separated map stays separated under more shrinking, which is what makes s* the
-    smallest. With a margin the class means may have to be pushed apart first (t above); then s* is for that t.
+    Proved: s = 1 separates, so a solution exists, and `map` is separated for the s that is returned. Observed only (no
+    exception in 8,760 trials): a separated map stays separated under more shrinking, which makes s* the smallest. With
+    a margin the class means may have to be pushed apart first (t above); s* is then for that t.
 
-    A ladder of nested labels: s = 1 sends each group of the coarsest rung to a point. A relevance that is not nested
-    has no certain answer but one point for all (s = 1). With a margin neither of these is separated: a nested map is
-    then stretched as a whole, and where that cannot be (not nested; the sphere, full at some margin) it is refused.
+    With a ladder of nested labels, s = 1 sends each group of the coarsest rung to a point; with a relevance that is not
+    nested it sends all rows to one point. With a margin neither is separated: a nested map is then scaled up as a
+    whole, and a ValueError is raised where that is impossible (not nested, or on the sphere).
 
     Each halving costs one `hardness`.
 
@@ -74,20 +74,20 @@ def repair(
     0.833333
     """
     space = space_of("repair", metric)
-    x, y = checked("repair", embeddings, labels, space)
+    x, y = check_inputs("repair", embeddings, labels, space)
     if not len(x):
         return Repair(x, 0.0, 0.0)
     middle = embeddings.detach().double().mean(dim=0) if isinstance(space, Flat) else torch.zeros_like(x[0])
     groups = groups_of(y)
     chain = [x, *(class_means(x, group)[group] for group in groups)]
-    base = _apart(class_means(x, y), margin)[y] if y.ndim == 1 and isinstance(space, Flat) else chain[-1]
+    base = _part_means(class_means(x, y), margin)[y] if y.ndim == 1 and isinstance(space, Flat) else chain[-1]
     pushed = bool((base != chain[-1]).any())
 
     def at(s: float) -> Tensor:
         g = base.clone()
         for k in range(len(groups)):
             g += (1 - s) ** (len(groups) - k) * (chain[k] - chain[k + 1])
-        return space.placed(g)
+        return space.place(g)
 
     def hard(g: Tensor) -> float:
         return hardness(g, y, margin=margin, metric=metric)
@@ -97,7 +97,7 @@ def repair(
     if hard(start) == 0:
         high, best = 0.0, start
     elif margin and hard(best) > 0:
-        high, best = _stretched(at, y, margin, metric)
+        high, best = _stretch(at, y, margin, metric)
         low = high
     while high > low and halvings > 0:
         s, halvings = (low + high) / 2, halvings - 1
@@ -108,18 +108,18 @@ def repair(
             high, best = s, trial
         else:
             low = s
-    return Repair(best + middle, high, float(space.moved(best, x).max()))
+    return Repair(best + middle, high, float(space.displacement(best, x).max()))
 
 
 def groups_of(y: Tensor) -> list[Tensor]:
-    """Groups [n] that may shrink to points, finest first: the classes, the rungs of a nested ladder, or all rows."""
+    """Groups [n] that may shrink to points, finest first: classes, the rungs of a nested ladder, or all rows."""
     if y.ndim == 1:
         return [y]
-    return nests(y) or [torch.zeros(len(y), dtype=torch.int64, device=y.device)]
+    return nested_groups(y) or [torch.zeros(len(y), dtype=torch.int64, device=y.device)]
 
 
-def _stretched(at: Callable[[float], Tensor], y: Tensor, margin: float, metric: Metric) -> tuple[float, Tensor]:
-    """A shrink and its map, scaled up until every triplet has the margin; the one that moves rows least."""
+def _stretch(at: Callable[[float], Tensor], y: Tensor, margin: float, metric: Metric) -> tuple[float, Tensor]:
+    """Scale shrunk maps up until every triplet has the margin; return the one that moves rows least, and its s."""
     found: list[tuple[float, float, Tensor]] = []
     for s in (0.1, 0.25, 0.5, 0.75, 0.9, 0.97):
         g = at(s)
@@ -143,7 +143,7 @@ def class_means(x: Tensor, y: Tensor) -> Tensor:
     return sums / torch.bincount(y, minlength=count)[:, None]
 
 
-def _apart(means: Tensor, margin: float) -> Tensor:
+def _part_means(means: Tensor, margin: float) -> Tensor:
     """Scale the class means around their center until the nearest two are a margin apart."""
     if margin == 0 or len(means) < 2:
         return means
@@ -154,7 +154,7 @@ def _apart(means: Tensor, margin: float) -> Tensor:
         if nearest > 1e-3 * margin:
             middle = means.mean(dim=0)
             means = middle + (means - middle) * (margin / nearest) * (1 + 1e-9)
-        else:  # means that coincide have no direction of their own to part in
+        else:  # coinciding means have no direction in which to part: add noise
             noise = torch.Generator().manual_seed(attempt)
             means = means + margin * torch.randn(means.shape, generator=noise, dtype=means.dtype).to(means.device)
     return means

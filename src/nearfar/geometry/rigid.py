@@ -18,7 +18,7 @@ __all__ = ["NearIsometry", "hausdorff_between", "isometric_error_between", "near
 def isometric_error_between(f: Tensor, g: Tensor, *, metric: Metric = "euclidean") -> float:
     """The largest difference of distances, max over pairs |d(f(x), f(z)) - d(g(x), g(z))| (Xu et al. 2022, eq. 13).
 
-    Proved: it is at most twice max |f(x) - g(x)|, and 0 exactly where a rigid motion takes one map to the other.
+    Proved: it is at most twice max |f(x) - g(x)|, and 0 if and only if a rigid motion takes one map to the other.
 
     Args:
         f: [n, d].
@@ -30,7 +30,7 @@ def isometric_error_between(f: Tensor, g: Tensor, *, metric: Metric = "euclidean
     """
     owner = "isometric_error_between"
     space = space_of(owner, metric)
-    _two(owner, f, g)
+    _check_pair(owner, f, g)
     a, b = space.rows(owner, "f", f), space.rows(owner, "g", g)
     worst = 0.0
     for part in strips(len(a), len(a)):
@@ -43,10 +43,9 @@ def isometric_error_between(f: Tensor, g: Tensor, *, metric: Metric = "euclidean
 def hausdorff_between(f: Tensor, g: Tensor, labels: Tensor, *, metric: Metric = "euclidean") -> float:
     """The largest Hausdorff distance between f(class) and g(class) over all classes (Xu et al. 2022, eq. 11).
 
-    It compares sets: two rows of a class may change places at no cost. For the distance to F_TS that makes no
-    difference (proved: send each x to the point of its class's set nearest to f(x); the image is a subset, hence still
-    separated), so `hausdorff_distance` may move each row by itself. **The paper's print:** (23) identifies the two
-    without proof.
+    It compares sets: two rows of a class may be exchanged at no cost. The distance to F_TS is the same as for single
+    rows (proved: send each x to the point of its class's set nearest to f(x); the image is a subset, hence separated),
+    so `hausdorff_distance` moves each row by itself.
 
     Args:
         f: [n, d].
@@ -60,11 +59,10 @@ def hausdorff_between(f: Tensor, g: Tensor, labels: Tensor, *, metric: Metric = 
     """
     owner = "hausdorff_between"
     space = space_of(owner, metric)
-    _two(owner, f, g)
-    _same_width(owner, f, g)
+    _check_pair(owner, f, g, same_width=True)
     check_labels(owner, "labels", labels, len(f), f.device)
-    # not around their means: f and g must stay where they are to one another
-    rows = [space.placed(side.detach().double()) for side in (f, g)]
+    # not centered: the position of f relative to g counts
+    rows = [space.place(side.detach().double()) for side in (f, g)]
     worst = 0.0
     for label in torch.unique(labels):
         a, b = (side[labels == label] for side in rows)
@@ -104,12 +102,10 @@ class NearIsometry:
 def near_isometry(f: Tensor, g: Tensor) -> NearIsometry:
     """Find the best rigid motion from f to g in least squares (Procrustes: U = V Wᵀ of the singular vectors of fᵀg).
 
-    The isometric approximation theorem says that where d_iso(f, g) = ε, some rigid motion brings f within c·ε of g,
-    c = c_n · diam / thickness. Xu et al. 2022 prints c = c_n / θ*, which is wrong in its dimension: d_haus/d_iso does
-    not change with scale, c_n/θ* does. It also loses an ε where f is not injective (c_n ε/q + ε).
+    By the isometric approximation theorem, if d_iso(f, g) = ε some rigid motion brings f within c·ε of g, with
+    c = c_n · diameter/thickness; Xu et al. 2022 prints c_n/θ* (docs/papers/xu-2022.md).
     """
-    _two("near_isometry", f, g)
-    _same_width("near_isometry", f, g)
+    _check_pair("near_isometry", f, g, same_width=True)
     f, g = f.detach().double(), g.detach().double()
     a, b = f.mean(dim=0), g.mean(dim=0)
     left, _, right = torch.linalg.svd((f - a).T @ (g - b))
@@ -125,13 +121,12 @@ def near_isometry(f: Tensor, g: Tensor) -> NearIsometry:
     )
 
 
-def _two(owner: str, f: Tensor, g: Tensor) -> None:
+def _check_pair(owner: str, f: Tensor, g: Tensor, *, same_width: bool = False) -> None:
+    """Require two maps of the same samples, with `same_width` of the same dimension."""
     check_embeddings(owner, "f", f)
     check_embeddings(owner, "g", g)
     if len(f) != len(g) or not len(f):
         raise ValueError(f"{owner}: f and g must hold the same samples, at least one, but have {len(f)} and {len(g)}.")
 
-
-def _same_width(owner: str, f: Tensor, g: Tensor) -> None:
-    if f.shape[1] != g.shape[1]:
+    if same_width and f.shape[1] != g.shape[1]:
         raise ValueError(f"{owner}: f and g must be equally wide, but are {f.shape[1]} and {g.shape[1]} wide.")

@@ -1,9 +1,9 @@
-"""Triplet separation: by how much the worst anchor violates "every positive nearer than every negative".
+"""Triplet separation: how far the worst anchor is from having every positive nearer than every negative.
 
     H(f) = max over triplets of  [ d(x, x⁺) - d(x, x⁻) + α ]₊  =  max over anchors of  [ farthest⁺ - nearest⁻ + α ]₊
 
 f is triplet-separated (f ∈ F_TS) where H = 0. Distances are Euclidean and not squared, as in Xu et al. 2022, or angles
-of unit rows (metric="angle"). Instead of classes an ordered relevance may define which row must be nearer (ladder.py).
+of unit rows (metric="angle"). In place of classes, graded relevance may define which row must be nearer (ladder.py).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from nearfar._utils.tensors import check_labels
 from nearfar.geometry.ladder import check_relevance, hardest_step
 from nearfar.geometry.spaces import Metric, Space, space_of
 
-__all__ = ["HardTriplet", "checked", "hardest_triplet", "hardness", "is_triplet_separated", "strips"]
+__all__ = ["HardTriplet", "check_inputs", "hardest_triplet", "hardness", "is_triplet_separated", "strips"]
 
 CELLS = 2**21
 """Pairs computed at a time: 16 MB of doubles."""
@@ -29,7 +29,7 @@ TILE = (512, 1024)
 DIRECT = 1024
 """The largest number of rows for which every distance is computed from differences."""
 AGAIN = 64
-"""How many anchors are computed at a time, in the order of their upper bounds."""
+"""Anchors computed exactly at a time, in the order of their upper bounds."""
 
 
 @dataclass(frozen=True)
@@ -52,19 +52,18 @@ class HardTriplet:
 def hardness(embeddings: Tensor, labels: Tensor, *, margin: float = 0.0, metric: Metric = "euclidean") -> float:
     """The hardest triplet violation H: exact over all triplets, tile by tile, for any number of rows.
 
-    Proved: H is 0 exactly where the rows are triplet-separated; it is unchanged by rigid motions and, with α = 0,
-    grows like the scale; H/2 ≤ d_iso and H/4 ≤ d_haus. Xu et al. 2022 calls α negligible: it is not. With α = 0 all
-    rows on one point have H = 0, a global minimum; with α > 0 they cost α. All of it but the scale holds for angles and
-    for ladders too. Of angles also: H is 0 for them exactly where it is for the chords |x - z| of unit rows, and never
-    smaller.
+    Proved: H = 0 if and only if the rows are triplet-separated; H is invariant under rigid motions and, with α = 0,
+    proportional to the scale; H/2 ≤ d_iso and H/4 ≤ d_haus. The margin matters: with α = 0 all rows on one point are a
+    global minimum (H = 0), with α > 0 they cost α. All but the scale holds for angles and ladders too, and H of angles
+    is 0 where that of the chords |x - z| of unit rows is, and never smaller.
 
-    Distances are differences in double precision. Above 1,024 rows products in float32 say first which anchors can be
-    the worst; these alone are done in double, at most 4,096 of them. A ladder is always done in double.
+    Distances are differences in double precision. Above 1,024 rows, products in float32 select the anchors that can be
+    the worst, and only these (at most 4,096) are computed in double. A ladder is always computed in double.
 
     Args:
-        embeddings: [n, d]; nothing is normalized, but for metric="angle".
-        labels: [n] integers, or [n, n] numbers, the relevance of each row (column) to each anchor (row), larger = more:
-            the more relevant of two rows must be the nearer one. `ladder` makes it from nested labels.
+        embeddings: [n, d]; normalized only with metric="angle".
+        labels: [n] integers, or the relevance [n, n] of each row (column) to each anchor (row); the more relevant of
+            two rows must be nearer. `ladder` computes it from nested labels.
         margin: α, in units of the metric.
         metric: "euclidean", or "angle": radians between unit rows.
 
@@ -79,19 +78,19 @@ def hardness(embeddings: Tensor, labels: Tensor, *, margin: float = 0.0, metric:
 def hardest_triplet(
     embeddings: Tensor, labels: Tensor, *, margin: float = 0.0, metric: Metric = "euclidean"
 ) -> HardTriplet | None:
-    """The triplet that attains H, or the one nearest to a violation; None if there is no triplet.
+    """The triplet that attains H, or the one closest to a violation; None if there is no triplet.
 
     With a ladder `positive` is the more relevant row and `negative` the less relevant one.
     """
     space = space_of("hardness", metric)
-    x, y = checked("hardness", embeddings, labels, space)
+    x, y = check_inputs("hardness", embeddings, labels, space)
     check_positive("hardness", "margin", margin, zero=True)
     order = torch.arange(len(x)) if y.ndim == 2 else torch.argsort(y, stable=True)
     if y.ndim == 2:
         *places, gap = hardest_step(x, y, space)
     else:
-        x = x[order]  # in place of the rows as they came: a second copy would double the memory
-        *places, gap = _worst(x, y[order], space)
+        x = x[order]  # overwrites x: a second copy would double the memory
+        *places, gap = _hardest(x, y[order], space)
     if gap == -math.inf:
         return None
     anchor, positive, negative = (int(order[int(place)]) for place in places)
@@ -112,12 +111,12 @@ def is_triplet_separated(
     constant map and every map that sends each class to a point. Of a ladder they hold every constant map, and where it
     is nested every map that sends each group of its coarsest rung to a point.
     """
-    x, _ = checked("is_triplet_separated", embeddings, labels, space_of("is_triplet_separated", metric))
+    x, _ = check_inputs("is_triplet_separated", embeddings, labels, space_of("is_triplet_separated", metric))
     radius = float(x.norm(dim=1).max()) if len(x) else 0.0
     return hardness(embeddings, labels, margin=margin, metric=metric) <= tolerance * (radius + margin)
 
 
-def checked(owner: str, embeddings: Tensor, labels: Tensor, space: Space) -> tuple[Tensor, Tensor]:
+def check_inputs(owner: str, embeddings: Tensor, labels: Tensor, space: Space) -> tuple[Tensor, Tensor]:
     """Check the inputs: rows prepared for the space, and labels 0, 1, ... or the relevance [n, n] unchanged."""
     x = space.rows(owner, "embeddings", embeddings)
     if isinstance(labels, Tensor) and labels.ndim == 2:
@@ -133,12 +132,12 @@ def strips(rows: int, width: int) -> Iterator[slice]:
     return (slice(i, min(i + tall, rows)) for i in range(0, rows, tall))
 
 
-def _most(x: Tensor, y: Tensor, space: Space) -> Tensor:
+def _gap_bounds(x: Tensor, y: Tensor, space: Space) -> Tensor:
     """An upper bound [n] of farthest positive minus nearest negative, from float32 products; -inf for a lone row.
 
-    Rows come sorted by class, so that positive pairs lie in few tiles near the diagonal: only these need a mask. Each
-    pair is multiplied once. What rounding can do to a squared distance, (d + 8)·2⁻²⁴·(|x| + max |z|)², is on the safe
-    side.
+    Rows must be sorted by class, so that positive pairs lie in few tiles near the diagonal, which alone need a mask.
+    Each pair is multiplied once. The bound allows for the rounding error of squared distances, at most
+    (d + 8)·2⁻²⁴·(|x| + max |z|)².
     """
     norms = x.norm(dim=1)
     z, half = x.float(), (norms * norms / 2).float()
@@ -168,28 +167,28 @@ def _most(x: Tensor, y: Tensor, space: Space) -> Tensor:
     return found
 
 
-def _worst(x: Tensor, y: Tensor, space: Space) -> tuple[int, int, int, float]:
+def _hardest(x: Tensor, y: Tensor, space: Space) -> tuple[int, int, int, float]:
     """The hardest triplet (anchor, positive, negative, gap) among rows sorted by class.
 
-    With many rows, anchors are computed exactly in the order of their upper bounds, until no other can be worse.
+    Anchors are computed exactly in the order of their upper bounds, until no other can be worse.
     """
     if len(x) <= DIRECT:
         rows, most = torch.arange(len(x), device=x.device), None
     else:
-        most, rows = _most(x, y, space).sort(descending=True)
+        most, rows = _gap_bounds(x, y, space).sort(descending=True)
     best = (0, 0, 0, -math.inf)
     size = len(x) if most is None else AGAIN
     for i in range(0, min(len(x), DIRECT * 4), max(1, size)):
         if most is not None and float(most[i]) <= best[3]:
             break
-        positive, negative, gap = _exact(x, y, rows[i : i + size], space)
+        positive, negative, gap = _gaps(x, y, rows[i : i + size], space)
         k = int(gap.argmax())
         if float(gap[k]) > best[3]:
             best = (int(rows[i + k]), int(positive[k]), int(negative[k]), float(gap[k]))
     return best
 
 
-def _exact(x: Tensor, y: Tensor, rows: Tensor, space: Space) -> tuple[Tensor, Tensor, Tensor]:
+def _gaps(x: Tensor, y: Tensor, rows: Tensor, space: Space) -> tuple[Tensor, Tensor, Tensor]:
     """Farthest positive, nearest negative and their gap for these rows; -inf if one of them is missing."""
     found = []
     for part in strips(len(rows), len(x)):

@@ -1,4 +1,4 @@
-"""Linear metric learning with certificates: objectives of a matrix A, safe steps, CCP, and the convex reference."""
+"""Linear metric learning with certified steps: objectives of a matrix A, descent, CCP, and the convex reference."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -6,16 +6,28 @@ from nearfar._utils.extras import need
 from nearfar.linear.ccp import ccp
 from nearfar.linear.convex import psd_reference
 from nearfar.linear.descent import descend, safe_step
+from nearfar.linear.learning_rate import StepGuard, Suggestion, suggest_step
 from nearfar.linear.objective import ContrastiveObjective, TripletObjective
 
 if TYPE_CHECKING:
     from nearfar.linear.learner import TripletLearner
 
-__all__ = ["ContrastiveObjective", "TripletLearner", "TripletObjective", "ccp", "descend", "psd_reference", "safe_step"]
+__all__ = [
+    "ContrastiveObjective",
+    "StepGuard",
+    "Suggestion",
+    "TripletLearner",
+    "TripletObjective",
+    "ccp",
+    "descend",
+    "psd_reference",
+    "safe_step",
+    "suggest_step",
+]
 
 
 def __getattr__(name: str) -> Any:
-    """Import `TripletLearner`, which alone needs scikit-learn, on first access."""
+    """Import `TripletLearner`, which needs scikit-learn, on first access."""
     if name == "TripletLearner":
         need("sklearn", "TripletLearner", "linear")
         from nearfar.linear.learner import TripletLearner

@@ -4,8 +4,7 @@ With C = Σ wᵢ vᵢvᵢ', one CCP step linearizes h at A_k and solves the conv
 
     A₊ = argmin m(A),   m(A) = g(A) - h(A_k) - <∇h(A_k), A - A_k> = f(A) + Σ wᵢ|(A - A_k)vᵢ|²
 
-so m ≥ f with equality at A_k: any A₊ with m(A₊) ≤ m(A_k) has f(A₊) ≤ f(A_k) - Σ wᵢ|(A₊ - A_k)vᵢ|². One gradient step
-on m at A_k would be a gradient step on f; CCP minimizes m.
+so m ≥ f with equality at A_k, and any A₊ with m(A₊) ≤ m(A_k) has f(A₊) ≤ f(A_k) - Σ wᵢ|(A₊ - A_k)vᵢ|².
 """
 
 from __future__ import annotations
@@ -17,14 +16,14 @@ import torch
 from torch import Tensor
 
 from nearfar._utils.checks import check_positive
+from nearfar.linear.convex import SHARPENINGS
 from nearfar.linear.descent import Callback, Iterate, Path, size
 from nearfar.linear.objective import Objective, gate
 from nearfar.pairs import smooth_hinge
 
 __all__ = ["Subproblem", "ccp", "ccp_step", "curvature", "duality_gap", "majorizer"]
 
-SHARPENINGS = 7  # the hinge is approached by so many temperatures, each a tenth of the one before
-LOOKS = (2, 4, 6, 8)  # L-BFGS iterations at which the gap, which costs a factorization, is looked at; then every tenth
+CHECKS = (2, 4, 6, 8)  # L-BFGS iterations at which the gap, which costs a factorization, is checked; then every tenth
 
 
 def majorizer(objective: Objective, A: Tensor, anchor: Tensor) -> tuple[Tensor, Tensor]:
@@ -50,8 +49,8 @@ def duality_gap(objective: Objective, A: Tensor, anchor: Tensor, *, mu: float | 
 
         max Σ wᵢ(αqᵢ + μH₂(qᵢ)) - tr(A_k C P(q)⁻¹ C A_k') + h(A_k)
 
-    At that q the Lagrangian in A is a quadratic with curvature 2P that equals m(A) and has its gradient G there, so the
-    gap is ¼<G, G P⁻¹>: a sum of squares, exact to rounding where the difference of two large values would not be.
+    At that q the Lagrangian is a quadratic in A with curvature 2P that has the value m(A) and its gradient G, so the
+    gap is ¼<G, G P⁻¹>: a sum of squares, which avoids the cancellation of subtracting two large values.
 
     Args:
         objective: f.
@@ -60,7 +59,7 @@ def duality_gap(objective: Objective, A: Tensor, anchor: Tensor, *, mu: float | 
         mu: for the hinge, the temperature whose q is tried as the dual point; Σ wᵢ([sᵢ]₊ - qᵢsᵢ) is added.
 
     Returns:
-        The gap, or infinity if G is outside the range of P (q has underflowed there).
+        The gap; infinity if G is outside the range of P, because q has underflowed.
     """
     soft = objective if mu is None else objective.at(mu=mu)
     _, G = majorizer(soft, A, anchor)
@@ -68,7 +67,7 @@ def duality_gap(objective: Objective, A: Tensor, anchor: Tensor, *, mu: float | 
     along = (G @ vectors).square().sum(dim=0)
     eps = torch.finfo(G.dtype).eps
     live = values > len(values) * eps * values[-1]
-    # what P does not see must be what rounding left there
+    # outside the range of P only rounding errors are allowed
     if bool((along[~live].sqrt() > 1e3 * eps * (size(G) + size(anchor) * float(values[-1]))).any()):
         return math.inf
     gap = float((along[live] / values[live]).sum()) / 4
@@ -94,7 +93,9 @@ def _minimize(objective: Objective, anchor: Tensor, start: Tensor, gap: float, i
 
     values, vectors = torch.linalg.eigh(curvature(objective, start))
     live = values > len(values) * torch.finfo(values.dtype).eps * values[-1]
-    basis: Tensor = vectors[:, live] / values[live].sqrt()  # A = start + Z basis': what P does not see need not move
+    basis: Tensor = (
+        vectors[:, live] / values[live].sqrt()
+    )  # A = start + Z basis': directions outside the range of P stay fixed
     count = 0
 
     def place(x: object) -> Tensor:
@@ -107,7 +108,7 @@ def _minimize(objective: Objective, anchor: Tensor, start: Tensor, gap: float, i
     def check(intermediate_result: object) -> None:
         nonlocal count
         count += 1
-        if count in LOOKS or count % 10 == 0:
+        if count in CHECKS or count % 10 == 0:
             A = place(intermediate_result.x)  # type: ignore[attr-defined]
             if duality_gap(objective, A, anchor) <= gap * intermediate_result.fun:  # type: ignore[attr-defined]
                 raise StopIteration
@@ -119,14 +120,14 @@ def _minimize(objective: Objective, anchor: Tensor, start: Tensor, gap: float, i
 
 
 def ccp_step(objective: Objective, anchor: Tensor, *, gap: float = 1e-6, inner: int = 500) -> Subproblem:
-    """One CCP step A₊ ≈ argmin f(A) + Σ wᵢ|(A - A_k)vᵢ|², by L-BFGS from A_k until m(A₊) - dual ≤ gap·m(A₊).
+    """Take a CCP step A₊ ≈ argmin f(A) + Σ wᵢ|(A - A_k)vᵢ|², by L-BFGS from A_k until m(A₊) - dual ≤ gap·m(A₊).
 
-    The undamped fixed-point iteration A = A_k C P(A)⁻¹ of the optimality condition diverges and is not used. The hinge
-    is approached by lowering μ from a tenth of f(A_k), each temperature solved as accurately as it bounds the hinge.
+    The fixed-point iteration A = A_k C P(A)⁻¹ of the optimality condition diverges without damping. The hinge is
+    approached by lowering μ from a tenth of f(A_k); each temperature is solved as accurately as it bounds the hinge.
     """
     if objective.mu:
         A, spent = _minimize(objective, anchor, anchor, gap, inner)
-        return _judged(objective, A, anchor, None, spent)
+        return _evaluate(objective, A, anchor, None, spent)
     scale = float(objective.value(anchor))
     best = Subproblem(anchor, scale, math.inf, 0)
     A, spent = anchor, 0
@@ -134,14 +135,14 @@ def ccp_step(objective: Objective, anchor: Tensor, *, gap: float = 1e-6, inner: 
         mu = max(scale * 10.0**-k, 1e-300)
         A, count = _minimize(objective.at(mu=mu), anchor, A, max(gap / 4, 10.0**-k / 10), inner)
         spent += count
-        found = _judged(objective, A, anchor, mu, spent)
+        found = _evaluate(objective, A, anchor, mu, spent)
         best = found if found.value <= best.value else best
         if found.gap <= gap:
             break
     return best
 
 
-def _judged(objective: Objective, A: Tensor, anchor: Tensor, mu: float | None, spent: int) -> Subproblem:
+def _evaluate(objective: Objective, A: Tensor, anchor: Tensor, mu: float | None, spent: int) -> Subproblem:
     """Evaluate A: its value and its relative gap."""
     value = float(majorizer(objective, A, anchor)[0])
     return Subproblem(A, value, duality_gap(objective, A, anchor, mu=mu) / max(value, 1e-300), spent)
@@ -157,20 +158,20 @@ def ccp(
     inner: int = 500,
     callback: Callback | None = None,
 ) -> Path:
-    """Minimize f by CCP, A_{k+1} = argmin_A g(A) - <∇h(A_k), A>: f never increases, however inexact each step.
+    """Minimize f by CCP, A_{k+1} = argmin_A g(A) - <∇h(A_k), A>. f never increases, even with inexact steps.
 
     Args:
         objective: f.
-        A: where to start, [d, m]. 0 stays 0.
-        steps: the most subproblems.
+        A: the start, [d, m]. 0 stays 0.
+        steps: the largest number of subproblems.
         tolerance: stop when |∇f(A)|_F is at most this.
         gap: the relative duality gap to which each subproblem is solved.
-        inner: the most L-BFGS iterations per subproblem; the recorded gap is the one that was reached.
+        inner: the largest number of L-BFGS iterations per subproblem; the gap that was reached is recorded.
         callback: called as callback(t, A, iterate); a true return value ends the run.
 
     Returns:
-        The path. An iterate's `certified` is Σ wᵢ|(A₊ - A_k)vᵢ|², the least decrease of f; `gap` and `inner` are those
-        of its subproblem.
+        The path. An iterate's `certified` is Σ wᵢ|(A₊ - A_k)vᵢ|², the guaranteed decrease of f; `gap` and `inner`
+        belong to its subproblem.
 
     >>> from nearfar.linear import TripletObjective
     >>> f = TripletObjective(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 2.0]]), margin=0.0, ridge=0.1)
@@ -194,7 +195,7 @@ def ccp(
         if t == steps:
             break
         found = ccp_step(objective, A, gap=gap, inner=inner)
-        # m(A₊) ≤ m(A_k) = f(A_k) is all that monotony needs; rounding can break it at the very end
+        # m(A₊) ≤ m(A_k) = f(A_k) implies descent; rounding can break it near the end
         if not (found.value <= float(value) and float(objective.value(found.A)) <= float(value)):
             reason = "rounding"
             break

@@ -17,8 +17,8 @@ from nearfar.pairs import smooth_hinge
 
 __all__ = ["Reference", "psd_reference"]
 
-SHARPENINGS = 7  # the hinge is approached by so many temperatures, each a tenth of the one before
-EVERY = 10  # steps between two looks at the lower bound
+SHARPENINGS = 7  # temperatures by which the hinge is approached, each a tenth of the one before
+EVERY = 10  # steps between two computations of the lower bound
 
 
 @dataclass(frozen=True)
@@ -45,17 +45,17 @@ def psd_reference(
     tolerance: float = 1e-8,
     radius: float | None = None,
 ) -> Reference:
-    """The minimum of F(M) = tr(Q M) + Σ wᵢ μ·softplus((<M, Bᵢ> + α)/μ) over psd M, global for d ≥ m.
+    """Compute the minimum of F(M) = tr(Q M) + Σ wᵢ μ·softplus((<M, Bᵢ> + α)/μ) over psd M, global for d ≥ m.
 
-    FISTA with backtracking and restarts; the projection cuts negative eigenvalues (and, with a radius, keeps
-    tr M = |A|² ≤ R²). Rows are whitened first where there is no radius. The dual, Σ wᵢ(αqᵢ + μH₂(qᵢ)) over q with
-    T(q) = Q + Σ wᵢqᵢBᵢ ⪰ 0, bounds min F from below: q is scaled until T ⪰ 0, which needs Q ≻ 0 (a ridge, or positive
-    pairs that span the space), or the radius pays for λmin(T) < 0.
+    FISTA with backtracking and restarts; the projection sets negative eigenvalues to 0 and, with a radius, keeps
+    tr M = |A|² ≤ R². Without a radius, rows are whitened first. The dual Σ wᵢ(αqᵢ + μH₂(qᵢ)), over q with T(q) = Q + Σ
+    wᵢqᵢBᵢ ⪰ 0, bounds min F from below. q is made feasible by scaling, which needs Q ≻ 0 (a ridge, or positive pairs
+    that span the space); with a radius, the bound is lowered by R²·|λmin(T)| instead.
 
     Args:
         objective: f.
-        start: M [m, m], psd; 0 by default, which is stationary for A but not for M.
-        steps: the most steps.
+        start: M [m, m], psd; 0 by default.
+        steps: the largest number of steps.
         tolerance: stop when F(M) minus the lower bound is at most this times F(M), or when F no longer changes.
         radius: R, for the minimum over |A|_F ≤ R.
     """
@@ -121,10 +121,10 @@ class _Cone:
             return max(0.0, value - float((T * N).sum()) + self.trace * min(least, 0.0))
         scale = 1.0
         if least < 0:
-            held, directions = torch.linalg.eigh(self.Q)
-            if float(held[0]) <= 1e-12 * max(float(held[-1]), 1e-300):
+            values, directions = torch.linalg.eigh(self.Q)
+            if float(values[0]) <= 1e-12 * max(float(values[-1]), 1e-300):
                 return 0.0
-            half = directions / held.sqrt()
+            half = directions / values.sqrt()
             scale = min(1.0, -1 / float(torch.linalg.eigvalsh(half.T @ (T - self.Q) @ half)[0]))
         q = scale * q
         inner = self.margin * q + self.mu * (torch.special.entr(q) + torch.special.entr(1 - q))
@@ -152,7 +152,7 @@ def _fista(objective: Objective, start: Tensor | None, steps: int, tolerance: fl
             if found <= at + float((slope * moved).sum()) + lipschitz / 2 * float((moved * moved).sum()) + 1e-15 * at:
                 break
             lipschitz *= 2
-        if found > value:  # the momentum overshot, or rounding is all that is left
+        if found > value:  # the momentum overshot, or only rounding is left
             if pace == 1.0:
                 break
             ahead, pace = N, 1.0

@@ -1,8 +1,8 @@
-"""Gradient descent A ← A - η∇f(A) with certified steps: the least decrease is known before a step is taken.
+"""Gradient descent A ← A - η∇f(A) with certified steps, whose least decrease is known before they are taken.
 
-The gradient is L(R)-Lipschitz on the ball |A|_F ≤ R (`Objective.smoothness`), so the step that solves
-η·L(|A| + η|∇f|) = 1 stays inside a ball on which it is short enough: f decreases by at least (η/2)|∇f|². Longer steps
-are tried from there. With one triplet the longest safe step is known exactly.
+The gradient is L(R)-Lipschitz on the ball |A|_F ≤ R (`Objective.smoothness`), so with the η that solves
+η·L(|A| + η|∇f|) = 1 f decreases by at least (η/2)|∇f|². Longer steps are tried from there. With one triplet the longest
+safe step is known exactly.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["Callback", "Iterate", "Move", "Path", "descend", "exact_step", "safe
 
 RULES = ("armijo", "safe", "local", "exact", "single")
 ENOUGH = 0.1  # c of the Armijo rule: a step η must lower f by c·η|∇f|²; any c ≤ ½ accepts the safe step
-REACH = 10.0  # no trial moves A further than this many times max(|A|, 1): some rays descend for ever
+REACH = 10.0  # a trial moves A by at most this many times max(|A|, 1), because some rays descend forever
 
 
 @dataclass(frozen=True)
@@ -31,13 +31,13 @@ class Iterate:
     """One iterate, and the step that led to it.
 
     Attributes:
-        value: f(A); in a stochastic run f of the batch that was drawn there.
+        value: f(A); in a stochastic run f of the batch.
         norm: |A|_F, which grows without bound if inf f is not attained.
         gradient: |∇f(A)|_F; with a ball, |A₊ - A|/η of the projected step.
         step: η of the step that led here; 0 at the start, NaN for CCP.
         certified: the guaranteed decrease of this step; NaN in a stochastic run, where nothing is guaranteed.
         gap: the duality gap of the CCP subproblem that led here, relative to its value; NaN elsewhere.
-        inner: how many L-BFGS iterations that subproblem took.
+        inner: the number of L-BFGS iterations of that subproblem.
     """
 
     value: float
@@ -51,12 +51,11 @@ class Iterate:
 
 @dataclass(frozen=True)
 class Path:
-    """The iterates of a run, its end, and why it stopped: "tolerance", "steps", "rounding" or "callback".
+    """The iterates of a run, its last A, and why it stopped: "tolerance", "steps", "rounding" or "callback".
 
-    "rounding" means that no step lowers f in floating point any more; the last iterate is kept. A decrease below the
-    last digit of f is invisible, so |∇f| below about √(eps·f·L) may not be reached (2e-8 where f and L are about 1):
-    with a tolerance near that, as the default, "tolerance" and "rounding" both mean convergence, and which one ends a
-    run depends on the processor.
+    "rounding" means that no step lowers f in floating point any more. |∇f| below about √(eps·f·L) may be unreachable
+    (2e-8 if f and L are about 1), because the decrease is then below the last digit of f. With a tolerance near that,
+    like the default, "tolerance" and "rounding" both mean convergence, and the processor decides which one occurs.
     """
 
     A: Tensor = field(repr=False)
@@ -98,15 +97,15 @@ def size(A: Tensor) -> float:
 def safe_step(objective: Objective, A: Tensor, gradient: Tensor, *, local: bool = False) -> float:
     """The safe step: the root η of η·L(|A| + η|∇f|) = 1, for which f(A - η∇f) ≤ f(A) - (η/2)|∇f|².
 
-    The left side increases with η, and the segment from A stays in the ball of radius |A| + η|∇f|. The paper uses
-    1/M(w) with bounds that are printed wrong and hold at w alone, not along the step (docs/papers/jaffe-2020.md).
+    The left side increases with η, and the segment from A stays in the ball of radius |A| + η|∇f|. (The paper's 1/M(w)
+    is a bound at w alone, not along the step; see docs/papers/jaffe-2020.md.)
 
     Args:
         objective: with μ > 0; the hinge has no Lipschitz gradient.
         A: [d, m].
         gradient: ∇f(A), [d, m].
-        local: bound the curvature around A, where it is Σ wᵢ(2bᵢ + (|A Bᵢ|_F + η|∇f|bᵢ)²/μ), not on the whole ball. It
-            is never shorter, costs two more products, and pays if A has many columns, most of them idle.
+        local: bound the curvature around A, by Σ wᵢ(2bᵢ + (|A Bᵢ|_F + η|∇f|bᵢ)²/μ), instead of on the whole ball. The
+            step is never shorter and costs two more products; it pays if many columns of A hardly matter.
 
     >>> f = TripletObjective(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 2.0]]), margin=0.0)
     >>> A = torch.tensor([[1.0, 0.0]])
@@ -115,7 +114,7 @@ def safe_step(objective: Objective, A: Tensor, gradient: Tensor, *, local: bool 
     """
     if not objective.mu:
         raise ValueError("safe_step: mu must be above zero, but came as 0; the hinge has no Lipschitz gradient.")
-    least, constant, linear, square = objective.local_bounds(A) if local else _from_the_ball(objective, size(A))
+    least, constant, linear, square = objective.local_bounds(A) if local else _ball_bounds(objective, size(A))
     g = size(gradient)
     low, high = 0.0, _inverse(max(least, constant))
     for _ in range(60):
@@ -128,27 +127,27 @@ def safe_step(objective: Objective, A: Tensor, gradient: Tensor, *, local: bool 
     return low
 
 
-def _from_the_ball(objective: Objective, a: float) -> tuple[float, float, float, float]:
+def _ball_bounds(objective: Objective, a: float) -> tuple[float, float, float, float]:
     """The bound L(|A| + ρ) = max(c₀, c₁ + c₂(|A| + ρ)²), as a polynomial in ρ."""
     least, first, second = objective.bounds()
     return least, first + second * a * a, 2 * second * a, second
 
 
 def _inverse(smoothness: float) -> float:
-    """The step 1/L; for a constant f (L = 0) any step is safe, and 1 is returned."""
+    """The step 1/L; 1 if f is constant (L = 0), where any step is safe."""
     return 1 / smoothness if smoothness else 1.0
 
 
 def single_triplet_step(objective: TripletObjective, A: Tensor, *, factor: float = 1.0) -> tuple[Tensor, float]:
-    """The step A ← A - factor·A B/l₊ for n = 1, and its exact decrease -μ·log(q·e^{b/μ} + 1-q).
+    """Take the step A ← A - factor·A B/l₊ for one triplet; return its exact decrease -μ·log(q·e^{b/μ} + 1-q) too.
 
-    This is the gradient step with η = factor/(2q·l₊), written without q: the paper's η̂ = 1/(2qλmax) overflows as q
-    vanishes. Every factor in (0, 2] descends. If l₊ ≤ 0 every step does, and |l₋| is used instead.
+    This is the gradient step with η = factor/(2q·l₊), written without q, because the paper's η̂ = 1/(2qλmax) overflows
+    as q vanishes. Every factor in (0, 2] descends. If l₊ ≤ 0 every step does, and |l₋| is used instead.
 
     Args:
         objective: of one triplet, without ridge.
         A: [d, m].
-        factor: 1 is the paper's step, 2 the longest that is guaranteed to descend.
+        factor: 1 for the paper's step, 2 for the longest that is guaranteed to descend.
     """
     if len(objective.v) != 1 or objective.ridge:
         raise ValueError(
@@ -162,7 +161,7 @@ def single_triplet_step(objective: TripletObjective, A: Tensor, *, factor: float
     _, _, s = objective.products(A)
     AB = _times_b(objective, A)
     b = factor * (-2 * float((AB * AB).sum()) + factor * float((AB * _times_b(objective, AB)).sum()) / scale) / scale
-    return A - factor * AB / scale, _drop(float(s), b, objective.mu)
+    return A - factor * AB / scale, _decrease(float(s), b, objective.mu)
 
 
 def _times_b(objective: TripletObjective, A: Tensor) -> Tensor:
@@ -170,9 +169,9 @@ def _times_b(objective: TripletObjective, A: Tensor) -> Tensor:
     return (objective.u @ A.T).T @ objective.u - (objective.v @ A.T).T @ objective.v
 
 
-def _drop(s: float, b: float, mu: float) -> float:
+def _decrease(s: float, b: float, mu: float) -> float:
     """The decrease of one term, f(s) - f(s + b) = -μ·log(q·e^{b/μ} + 1-q); for μ = 0 that of the hinge."""
-    if mu and abs(b) < mu:  # a small change of f keeps its digits in this form, a large one in the difference
+    if mu and abs(b) < mu:  # accurate for small changes of f; the difference below is for large ones
         q = float(gate(torch.tensor(s, dtype=torch.float64), mu))
         return -mu * math.log1p(q * math.expm1(b / mu))
     before, after = smooth_hinge(torch.tensor([s, s + b], dtype=torch.float64), mu).tolist()
@@ -182,15 +181,14 @@ def _drop(s: float, b: float, mu: float) -> float:
 def exact_step(objective: Objective, A: Tensor, gradient: Tensor, *, start: float) -> float:
     """The first local minimizer η ≥ start of f(A - η∇f), by doubling and bisection on the slope along the ray.
 
-    For one triplet it is s₂/(2q·s₃), s₂ = |A B|², s₃ = <A B, A B B>, if s₃ > 0 (the paper prints that it is at most
-    1/(2qλmax); it is at least that). If the ray descends forever (s₃ ≤ 0) no minimizer exists, and the step ends where
-    A has moved by 10·max(|A|, 1).
+    For one triplet it is s₂/(2q·s₃), s₂ = |A B|², s₃ = <A B, A B B>, if s₃ > 0, which is at least 1/(2qλmax) (the paper
+    prints "at most"). If the ray descends forever (s₃ ≤ 0), A moves by 10·max(|A|, 1).
 
     Args:
         objective: any.
         A: [d, m].
         gradient: ∇f(A), [d, m].
-        start: a step at which f has fallen already, such as the safe one.
+        start: a step that lowers f, such as the safe one.
     """
     ray = objective.ray(A, -gradient)
     limit = max(start, REACH * max(size(A), 1.0) / max(size(gradient), 1e-300))
@@ -202,7 +200,7 @@ def exact_step(objective: Objective, A: Tensor, gradient: Tensor, *, start: floa
     for _ in range(50):
         middle = (low + high) / 2
         low, high = (middle, high) if ray.slope(middle) < 0 else (low, middle)
-    # doubling may have jumped over a hill: never end above where it began
+    # doubling may have jumped over a maximum: never end above the start
     return low if ray.value(low) <= ray.value(start) else start
 
 
@@ -219,7 +217,7 @@ def descend(
     decay: float = 0.5,
     callback: Callback | None = None,
 ) -> Path:
-    """Gradient descent A ← A - η∇f(A): f never increases, and each step's certified decrease is recorded.
+    """Minimize f by gradient descent A ← A - η∇f(A). f never increases, and certified decreases are recorded.
 
     rule      η                                                      certified decrease
     "safe"    root of η·L(|A| + η|∇f|) = 1                           (η/2)|∇f|², known beforehand
@@ -234,14 +232,14 @@ def descend(
 
     Args:
         objective: f.
-        A: where to start, [d, m]. Not 0, which is always stationary.
-        steps: the most steps.
+        A: the start, [d, m]; not 0, which is always stationary.
+        steps: the largest number of steps.
         tolerance: stop when |∇f|_F (or its projected form) is at most this.
         rule: one of the above.
-        radius: R of the projected variant; the start is projected too.
+        radius: R of the projected variant, which projects the start too.
         batch: triplets per step of the stochastic variant.
         generator: random generator of the draws.
-        decay: exponent of the stochastic step; with ½ the noise vanishes.
+        decay: exponent of the stochastic step; the noise vanishes with ½.
         callback: see `Callback`.
 
     Returns:
@@ -259,23 +257,27 @@ def descend(
             raise ValueError(f"descend: rule must be 'armijo' or 'safe' with a radius, but came as {rule!r}.")
     if rule in ("safe", "local") and not objective.mu:
         raise ValueError(f"descend: rule must be 'armijo' or 'exact' for the hinge (mu=0), but came as {rule!r}.")
-    A = _onto(A.detach(), radius)
-    if batch is not None:
-        return _wander(objective, A, steps, radius, batch, generator, decay, callback)
+    A = _project(A.detach(), radius)
     iterates: list[Iterate] = []
     step = certified = 0.0
     reason = "steps"
     for t in range(steps + 1):
-        value, gradient = objective.value_and_gradient(A)
-        base = _base(objective, A, gradient, radius, local=rule == "local")
-        slope = size(gradient) if radius is None else size(_onto(A - base * gradient, radius) - A) / base
+        term = objective if batch is None else objective.sample(batch, generator)
+        value, gradient = term.value_and_gradient(A)
+        base = _base(term, A, gradient, radius, local=rule == "local" and batch is None)
+        projected = radius is not None and batch is None
+        slope = size(_project(A - base * gradient, radius) - A) / base if projected else size(gradient)
         iterates.append(Iterate(float(value), size(A), slope, step, certified))
         if callback is not None and callback(t, A, iterates[-1]):
             reason = "callback"
-        elif slope <= tolerance:
+        elif slope <= tolerance and batch is None:
             reason = "tolerance"
         elif t < steps:
-            move = _move(objective, A, float(value), gradient, rule, radius, base, step)
+            if batch is None:
+                move = _move(objective, A, float(value), gradient, rule, radius, base, step)
+            else:
+                step = base / (1 + t) ** decay
+                move = Move(_project(A - step * gradient, radius), step, math.nan)
             if move is not None:
                 A, step, certified = move
                 continue
@@ -284,15 +286,15 @@ def descend(
     return Path(A, tuple(iterates), reason)
 
 
-def _onto(A: Tensor, radius: float | None) -> Tensor:
+def _project(A: Tensor, radius: float | None) -> Tensor:
     """The nearest point of the ball |A|_F ≤ radius."""
     norm = size(A)
-    # a hair inside, so that rounding does not leave the ball
+    # slightly inside, so that rounding does not leave the ball
     return A if radius is None or norm <= radius else A * (radius / norm * (1 - 1e-15))
 
 
 def _base(objective: Objective, A: Tensor, gradient: Tensor, radius: float | None, *, local: bool = False) -> float:
-    """The guaranteed step: the safe one, 1/L(R) on a ball, and for the hinge 1/(2 Σ wb), valid between kinks."""
+    """The guaranteed step: the safe step, 1/L(R) on a ball, or for the hinge 1/(2 Σ wb), valid between kinks."""
     if not objective.mu:
         return _inverse(max(objective.bounds()[:2]))
     return (
@@ -310,12 +312,12 @@ def _move(
     base: float,
     last: float,
 ) -> Move | None:
-    """The step of a rule, or None if none of its steps lowers f in floating point."""
+    """Take the step of a rule; None if no step of it lowers f in floating point."""
     if rule == "single":
         if not isinstance(objective, TripletObjective):
             raise TypeError(f"descend: rule='single' needs a TripletObjective, but got {type(objective).__name__}.")
         moved, drop = single_triplet_step(objective, A)
-        # η in units of the gradient; it overflows as q vanishes, which the step itself does not
+        # η in units of the gradient; it may overflow as q vanishes, the step itself does not
         length = size(moved - A) / max(size(gradient), 1e-300)
         return Move(moved, length, drop) if float(objective.value(moved)) <= value else None
     eta = base
@@ -325,7 +327,7 @@ def _move(
         eta = max(base, min(2 * last, REACH * max(size(A), 1.0) / max(size(gradient), 1e-300)))
     floor = base if objective.mu else base * 2.0**-40
     while True:
-        moved = _onto(A - eta * gradient, radius)
+        moved = _project(A - eta * gradient, radius)
         fall = size(moved - A) ** 2 / eta if eta else 0.0
         reached = float(objective.value(moved))
         if eta <= base and objective.mu:
@@ -335,29 +337,3 @@ def _move(
         if eta <= floor:
             return None
         eta = max(eta / 2, floor)
-
-
-def _wander(
-    objective: Objective,
-    A: Tensor,
-    steps: int,
-    radius: float | None,
-    batch: int,
-    generator: torch.Generator | None,
-    decay: float,
-    callback: Callback | None,
-) -> Path:
-    """The stochastic variant: each batch's own safe step, divided by (1+t)^decay."""
-    iterates: list[Iterate] = []
-    step, reason = 0.0, "steps"
-    for t in range(steps + 1):
-        drawn = objective.sample(batch, generator)
-        value, gradient = drawn.value_and_gradient(A)
-        iterates.append(Iterate(float(value), size(A), size(gradient), step, math.nan if t else 0.0))
-        if callback is not None and callback(t, A, iterates[-1]):
-            reason = "callback"
-            break
-        if t < steps:
-            step = _base(drawn, A, gradient, radius) / (1 + t) ** decay
-            A = _onto(A - step * gradient, radius)
-    return Path(A, tuple(iterates), reason)

@@ -2,8 +2,7 @@
 
     minimize over A [d, m]   Σ wᵢ μ·softplus((|A uᵢ|² - |A vᵢ|² + α)/μ),   uᵢ = x - x_target,  vᵢ = x - x_impostor
 
-Targets and impostors are near rows of the same and of other classes, chosen again as A changes. Input and output are
-NumPy arrays.
+Targets and impostors are near rows of the same class and of other classes, chosen again as A changes.
 """
 
 from __future__ import annotations
@@ -19,10 +18,10 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 
 from nearfar._utils.checks import check_choice, check_positive
+from nearfar.linear.fitting import Problem, Run, Step
+from nearfar.linear.initialization import INITS, initialize
 from nearfar.linear.neighbors import KINDS
-from nearfar.linear.rounds import Problem, Run, Step
-from nearfar.linear.starts import INITS, start
-from nearfar.linear.stochastic import Adam, Plan, annealed
+from nearfar.linear.stochastic import Adam, Plan, anneal
 from nearfar.sets import KL, UncertaintySet
 
 __all__ = ["TripletLearner"]
@@ -33,17 +32,17 @@ REFRESH = {"auto": 10, "sgd": 10, "gd": 20, "ccp": 2, "convex": 100}
 POLISH = 20
 """Certified steps at the end of solver="auto"."""
 PARTIAL = 0.2
-"""The share of the learning rate in `partial_fit`, which cannot follow a schedule since its end is unknown."""
+"""The share of the learning rate in `partial_fit`, which cannot follow a schedule because its end is unknown."""
 
 
 class TripletLearner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
-    """Learn A [d, m] that brings rows near their own class and a margin away from others; `transform` is x ↦ A x.
+    """Learn A [d, m] that brings rows close to their class and a margin away from others; `transform` is x ↦ A x.
 
     Args:
-        n_components: d; all features where None.
+        n_components: d; the number of features if None.
         solver: "sgd" (Adam on drawn anchors), "gd" (gradient descent with certified steps), "ccp" (the convex-concave
             procedure), "convex" (the global minimum over M = A'A, cut to rank d), or "auto": sgd, then certified gd.
-        margin: α, in squared units of the map; A is scaled to it at the start, so it does not depend on data units.
+        margin: α, in squared units of the map; A is scaled to it at the start, whatever the units of the data.
         mu: μ, the temperature of the softplus, or "annealed": from 1 to 0.3 margins. 0 is the hinge.
         triplets: "neighbors" (near targets, near impostors), "hard" (farthest target, nearest impostor), "all"
             (drawn uniformly), or "dro": neighbors, weighted by the worst case over a set.
@@ -52,20 +51,20 @@ class TripletLearner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         n_impostors: impostors per anchor.
         init: "lda" (filled up with principal directions beyond classes - 1), "pca" or "identity".
         max_iter: steps; by default 600 (auto, sgd), 200 (gd), 10 (ccp) or 300 (convex).
-        tol: gd and ccp end a round when |∇f| is at most this, sgd ends the run when its loss is.
+        tol: gd and ccp end a round if |∇f| is at most this, sgd ends the run if its loss is.
         batch_size: anchors drawn at each choice of triplets by sgd.
         refresh: steps between two choices of triplets; by default 10 (sgd), 20 (gd), 2 (ccp), 100 (convex).
-        max_triplets: the most that gd, ccp and convex hold at a time, 16·m bytes each, drawn uniformly if more.
+        max_triplets: the most triplets that gd, ccp and convex hold (16·m bytes each); more are subsampled.
         verbose: 1 prints a line per round.
         random_state: seed of the draws.
 
     Attributes:
         components_: A, [d, m].
-        history_: a list of `Step`, which says of each step whether it was certified.
+        history_: a list of `Step`, which tells whether each step was certified.
         n_iter_: steps taken.
         classes_: the labels seen.
         n_features_in_: m.
-        feature_names_in_: names of the features, where X had such.
+        feature_names_in_: names of the features, if X had names.
 
     >>> from sklearn.datasets import load_iris
     >>> X, y = load_iris(return_X_y=True)
@@ -120,29 +119,32 @@ class TripletLearner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
 
     def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
         """Learn A from rows X [n, m] and their classes y [n]."""
-        rows, labels = self._validated(X, y, reset=True)
+        rows, labels = self._validate(X, y, reset=True)
         run, A = self._begin(rows, labels)
         steps, refresh = self.max_iter or STEPS[self.solver], self.refresh or REFRESH[self.solver]
         if self.solver in ("auto", "sgd"):
-            A = run.stochastic(A, steps)
+            A = run.run_stochastic(A, steps)
         if self.solver == "auto":
-            A = run.certified("gd", A, min(POLISH, steps), REFRESH["gd"], polish=True)
+            A = run.run_certified("gd", A, min(POLISH, steps), REFRESH["gd"], polish=True)
         elif self.solver != "sgd":
-            A = run.certified(self.solver, A, steps, refresh)
+            A = run.run_certified(self.solver, A, steps, refresh)
         return self._finish(run, A)
 
     def partial_fit(self, X: ArrayLike, y: ArrayLike) -> Self:
-        """One round of sgd on these rows only: triplets are chosen among them, and A takes `refresh` steps.
+        """Run a round of sgd on these rows only: choose triplets among them, and take `refresh` steps.
 
-        The first call initializes A as `fit` does and fixes the scale of the features; after `fit` it continues.
-        Every call needs two classes, and one class with two rows.
+        The first call initializes A as `fit` does and fixes the scale of the features; after `fit` it continues. Each
+        call needs two classes, and two rows of one of them.
         """
         first = not hasattr(self, "components_")
-        rows, labels = self._validated(X, y, reset=first)
-        run, A = self._begin(rows, labels) if first else self._go_on(rows, labels)
+        rows, labels = self._validate(X, y, reset=first)
+        if first:
+            run, A = self._begin(rows, labels)
+        else:
+            run, A = self._run(rows, labels), torch.tensor(self.components_ * self._scale)
         if self._adam is None:
             self._adam = Adam.start(A.float())
-        mu = annealed(run.plan.mu, run.plan.margin, 1.0)
+        mu = anneal(run.plan.mu, run.plan.margin, 1.0)
         run.adam_round(self._adam, run.problem.x.float(), mu, [PARTIAL] * run.plan.refresh)
         return self._finish(run, self._adam.A.double(), self._adam)
 
@@ -164,7 +166,7 @@ class TripletLearner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         return np.asarray(np.linalg.norm((both[:, 0] - both[:, 1]) @ self.components_.T, axis=1))
 
     def score_pairs(self, pairs: ArrayLike) -> NDArray[np.float64]:
-        """Scores -|A(x - x')|, [n], of pairs [n, 2, m]: larger = more similar, as everywhere in this library."""
+        """Scores -|A(x - x')|, [n], of pairs [n, 2, m]: larger = more similar."""
         return -self.pair_distance(pairs)
 
     def get_mahalanobis_matrix(self) -> NDArray[np.float64]:
@@ -172,18 +174,18 @@ class TripletLearner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         check_is_fitted(self)
         return np.asarray(self.components_.T @ self.components_)
 
-    def _validated(self, X: ArrayLike, y: ArrayLike, *, reset: bool) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    def _validate(self, X: ArrayLike, y: ArrayLike, *, reset: bool) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
         """Check the inputs: X [n, m] in float64 and classes 0, 1, ... [n]."""
         self._check_parameters()
         rows, targets = validate_data(self, X, y, reset=reset, dtype=np.float64, ensure_min_samples=2)
         check_classification_targets(targets)
         names, labels = np.unique(targets, return_inverse=True)
         if len(names) < 2:
-            raise ValueError("TripletLearner: y must hold two classes at least, but only one class came.")
+            raise ValueError("TripletLearner: y must hold at least two classes, but only one class came.")
         if np.bincount(labels).max() < 2:
             raise ValueError(
-                f"TripletLearner: some class must have two rows at least, but each of the {len(names)} has one sample; "
-                "no row has a target to be near to."
+                f"TripletLearner: some class must have at least two rows, but each of the {len(names)} has one sample; "
+                "so no row has a target."
             )
         if self.n_components is not None and self.n_components > rows.shape[1]:
             raise ValueError(
@@ -230,18 +232,15 @@ class TripletLearner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
     def _begin(self, rows: NDArray[np.float64], labels: NDArray[np.int64]) -> tuple[Run, torch.Tensor]:
         """Start a run: its state and the initial A [d, m], in units where every feature has variance 1."""
         deviation = rows.std(axis=0)
-        # a constant feature has a deviation of rounding errors, which no unit should be made of
+        # the deviation of a constant feature is a rounding error, not a unit
         constant = deviation <= 1e-12 * np.abs(rows).max(axis=0)
         self._scale = np.where(constant, 1.0, deviation)
         self._random = check_random_state(self.random_state)
         self._adam = None
         self.history_ = []
-        A = start(self.init, rows - rows.mean(axis=0), labels, self.n_components or rows.shape[1])
+        A = initialize(self.init, rows - rows.mean(axis=0), labels, self.n_components or rows.shape[1])
         run = self._run(rows, labels)
-        return run, run.scaled(torch.tensor(A * self._scale))
-
-    def _go_on(self, rows: NDArray[np.float64], labels: NDArray[np.int64]) -> tuple[Run, torch.Tensor]:
-        return self._run(rows, labels), torch.tensor(self.components_ * self._scale)
+        return run, run.scale(torch.tensor(A * self._scale))
 
     def _run(self, rows: NDArray[np.float64], labels: NDArray[np.int64]) -> Run:
         seed = int(self._random.randint(2**31 - 1))

@@ -1,10 +1,9 @@
-"""The choice of triplets for a linear map: near rows of the same class (targets) and of other classes (impostors).
+"""Choose triplets for a linear map: near rows of the same class (targets) and of other classes (impostors).
 
     targets(i)   = the k nearest rows j ≠ i with y_j = y_i       impostors(i) = the l nearest rows with y_j ≠ y_i
 
-Distances are |z_i - z_j|² in the space of the current map. Rows are sorted by class first, so that the positive rows of
-an anchor are contiguous columns and no mask is needed. One tile of distances is held at a time: memory grows with n,
-never with n².
+Distances are |z_i - z_j|² in the space of the current map. Rows are sorted by class, so that the positive rows of an
+anchor are contiguous and no mask is needed. One tile of distances is held at a time, so memory grows with n, not n².
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from nearfar._utils.checks import check_choice
 
-__all__ = ["KINDS", "Chosen", "Classes", "choose", "differences", "sort_classes"]
+__all__ = ["KINDS", "Classes", "Triplets", "choose", "differences", "sort_classes"]
 
 KINDS = ("neighbors", "hard", "all", "dro")
 TILE = 2**22
@@ -43,7 +42,7 @@ class Classes:
         return self.starts.diff()
 
     def anchors(self) -> Tensor:
-        """The sorted rows that have at least one positive: only they can be anchors of a triplet."""
+        """The sorted rows with at least one positive, which can be anchors of a triplet."""
         return torch.nonzero(self.sizes[self.labels] > 1)[:, 0]
 
 
@@ -59,8 +58,8 @@ def sort_classes(labels: Tensor) -> Classes:
 
 
 @dataclass(frozen=True, eq=False)
-class Chosen:
-    """Triplets as a product: anchor i with each of its targets and each of its impostors.
+class Triplets:
+    """Triplets as a product: each anchor with each of its targets and each of its impostors.
 
     Attributes:
         anchors: [b] rows.
@@ -74,7 +73,7 @@ class Chosen:
     impostors: Tensor
     measure: Tensor
 
-    def flat(self) -> tuple[Tensor, Tensor, Tensor]:
+    def to_list(self) -> tuple[Tensor, Tensor, Tensor]:
         """The triplets as a list: anchor [n], target [n], impostor [n]."""
         row, near, far = torch.nonzero(self.measure, as_tuple=True)
         return self.anchors[row], self.targets[row, near], self.impostors[row, far]
@@ -90,13 +89,13 @@ def choose(
     impostors: int = 10,
     generator: torch.Generator | None = None,
     tile: int = TILE,
-) -> Chosen:
+) -> Triplets:
     """Choose the triplets of the anchors `rows` in the space z.
 
     kind           targets                       impostors
     "neighbors"   the k nearest positive rows      the l nearest negative rows (the same for "dro")
     "hard"         the farthest positive row        the nearest negative row
-    "all"          k drawn evenly                l drawn evenly: on average, every triplet counts the same
+    "all"          k drawn evenly                l drawn evenly, so that triplets count the same on average
 
     Args:
         z: [n, d] in sorted order.
@@ -105,12 +104,12 @@ def choose(
         kind: one of `KINDS`.
         targets: k.
         impostors: l.
-        generator: random generator of "all".
+        generator: random generator for "all".
         tile: entries of a tile of distances.
     """
     check_choice("choose", "kind", kind, KINDS)
     if kind == "all":
-        return _drawn(classes, rows, targets, impostors, generator)
+        return _draw(classes, rows, targets, impostors, generator)
     hard = kind == "hard"
     k = 1 if hard else min(targets, int(classes.sizes.max()) - 1)
     l = 1 if hard else min(impostors, len(z) - int(classes.sizes.min()))
@@ -125,7 +124,7 @@ def choose(
     there = (torch.arange(k) < (positive - 1)[:, None])[:, :, None] & (torch.arange(l) < (len(z) - positive)[:, None])[
         :, None
     ]
-    return Chosen(rows, near, far, there.to(z.dtype))
+    return Triplets(rows, near, far, there.to(z.dtype))
 
 
 def _search(
@@ -142,32 +141,32 @@ def _search(
         block = distance[top : top + count, left:right]
         k = min(near.shape[1], right - left - 1)
         near[top : top + count, :k] = block.topk(k, dim=1, largest=farthest).indices + left
-        near[top : top + count, k:] = near[top : top + count, :1]  # a gap: a row that is there, with measure 0
+        near[top : top + count, k:] = near[top : top + count, :1]  # fill gaps with an existing row, of measure 0
         block.fill_(torch.inf)
         top += count
     far.copy_(distance.topk(far.shape[1], dim=1, largest=False).indices)
 
 
-def _drawn(classes: Classes, rows: Tensor, k: int, l: int, generator: torch.Generator | None) -> Chosen:
+def _draw(classes: Classes, rows: Tensor, k: int, l: int, generator: torch.Generator | None) -> Triplets:
     """Draw k positives and l negatives for each row, uniformly and with replacement."""
     label = classes.labels[rows]
     start, size = classes.starts[label][:, None], classes.sizes[label][:, None]
     near = start + (torch.rand(len(rows), k, generator=generator, dtype=torch.float64) * (size - 1)).long()
-    near += near >= rows[:, None]  # step over the row itself
+    near += near >= rows[:, None]  # skip the row itself
     others = len(classes.labels) - size
     far = (torch.rand(len(rows), l, generator=generator, dtype=torch.float64) * others).long()
-    far += size * (far >= start)  # step over the row's class
-    return Chosen(rows, near, far, torch.ones(len(rows), k, l))
+    far += size * (far >= start)  # skip the class of the row
+    return Triplets(rows, near, far, torch.ones(len(rows), k, l))
 
 
 def differences(
-    x: Tensor, chosen: Chosen, most: int, generator: torch.Generator | None = None
+    x: Tensor, chosen: Triplets, most: int, generator: torch.Generator | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The differences u = x_anchor - x_target and v = x_anchor - x_impostor [n, m], and the triplets' numbers [n].
+    """The differences u = x_anchor - x_target and v = x_anchor - x_impostor [n, m], and the triplets' indices [n].
 
-    Numbers refer to `chosen.flat()`. If there are more than `most` triplets, `most` are drawn without replacement.
+    Indices refer to `chosen.to_list()`. If there are more than `most` triplets, `most` are drawn without replacement.
     """
-    anchor, target, impostor = chosen.flat()
+    anchor, target, impostor = chosen.to_list()
     index = torch.arange(len(anchor))
     if len(anchor) > most:
         index = torch.randperm(len(anchor), generator=generator)[:most].sort().values

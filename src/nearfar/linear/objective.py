@@ -2,9 +2,8 @@
 
     f(A) = tr(A Q A') + Σ wᵢ μ·softplus(sᵢ/μ),   sᵢ = |A uᵢ|² - |A vᵢ|² + α
 
-covers both: the triplet loss has Q = 0, the contrastive one pulls with Q = Σ aᵢ uᵢuᵢ' and has no u inside. Write
-Bᵢ = uᵢuᵢ' - vᵢvᵢ' and qᵢ = sigmoid(sᵢ/μ). No Bᵢ is ever formed: every product goes through A uᵢ and A vᵢ.
-A bias of the map cancels in all differences, so there is none.
+The triplet loss has Q = 0; the contrastive loss has Q = Σ aᵢ uᵢuᵢ' and u = 0 in s. In docstrings Bᵢ = uᵢuᵢ' - vᵢvᵢ' and
+qᵢ = sigmoid(sᵢ/μ); Bᵢ is never formed, since A uᵢ and A vᵢ suffice. A bias would cancel in all differences.
 """
 
 from __future__ import annotations
@@ -21,12 +20,21 @@ from nearfar._utils.checks import check_positive
 from nearfar._utils.tensors import check_embeddings
 from nearfar.pairs import smooth_hinge
 
-__all__ = ["ContrastiveObjective", "Infimum", "Objective", "Ray", "TripletObjective", "check_rows", "gate", "shares"]
+__all__ = [
+    "ContrastiveObjective",
+    "Infimum",
+    "Objective",
+    "Ray",
+    "TripletObjective",
+    "check_rows",
+    "gate",
+    "shares",
+]
 
 
 @dataclass(frozen=True)
 class Infimum:
-    """Bounds lower ≤ inf f ≤ upper that are known without optimizing, and whether inf f is attained (None: unknown)."""
+    """Bounds lower ≤ inf f ≤ upper known in closed form, and whether inf f is attained (None if unknown)."""
 
     lower: float
     upper: float
@@ -36,7 +44,7 @@ class Infimum:
 
 @dataclass(frozen=True)
 class Ray:
-    """f on a line, f(A + tD) = c₀ + c₁t + c₂t² + Σ wᵢ μ·softplus((aᵢ + bᵢt + cᵢt²)/μ), in O(n) per evaluation."""
+    """f on the line A + tD, c₀ + c₁t + c₂t² + Σ wᵢ μ·softplus((aᵢ + bᵢt + cᵢt²)/μ), evaluated in O(n)."""
 
     rows: tuple[Tensor, Tensor, Tensor]
     pull: tuple[float, float, float]
@@ -62,14 +70,14 @@ def gate(s: Tensor, mu: float) -> Tensor:
 
 
 class Objective:
-    """f(A) = ½ridge|A|² + Σ|A rₖ|² + Σ wᵢ μ·softplus((|A uᵢ|² - |A vᵢ|² + α)/μ), what both losses share.
+    """The base of both losses, f(A) = ½ridge|A|² + Σ|A rₖ|² + Σ wᵢ μ·softplus((|A uᵢ|² - |A vᵢ|² + α)/μ).
 
     gradient   2 A (Q + Σ wᵢqᵢBᵢ),  Q = Σ rₖrₖ' + ½ridge·I
     Hessian    H[D] = 2 D (Q + Σ wᵢqᵢBᵢ) + (4/μ) Σ wᵢqᵢ(1-qᵢ) <A Bᵢ, D> A Bᵢ,   <A Bᵢ, D> = <A uᵢ, D uᵢ> - <A vᵢ, D vᵢ>
     parts      f = g - h,  g = tr(A Q A') + Σ wᵢ μ·log(e^{(|A uᵢ|²+α)/μ} + e^{|A vᵢ|²/μ}),  h = Σ wᵢ|A vᵢ|²
 
-    Both parts are convex. In M = A'A, f itself is convex (softplus of an affine function of M). f has no Lipschitz
-    gradient on the whole space (|Hess| grows like |A|² where s = 0), only on balls: `smoothness`.
+    Both parts are convex, and f is convex in M = A'A. Its gradient is Lipschitz on balls only (`smoothness`), because
+    |Hess| grows like |A|² where s = 0.
     """
 
     def __init__(
@@ -94,7 +102,7 @@ class Objective:
         return self.v.shape[1]
 
     def at(self, *, mu: float | None = None, ridge: float | None = None) -> Self:
-        """The same data with another μ or another ridge; nothing is copied."""
+        """The same data with another μ or ridge, without copying tensors."""
         other = copy.copy(self)
         if mu is not None:
             check_positive(type(self).__name__, "mu", mu, zero=True)
@@ -105,7 +113,7 @@ class Objective:
         return other
 
     def sample(self, batch: int, generator: torch.Generator | None = None) -> Self:
-        """The objective of `batch` terms drawn with replacement in proportion to their weights: E f_batch = f."""
+        """Draw `batch` terms with replacement in proportion to their weights, so that E f_batch = f."""
         index = torch.multinomial(self.weights, batch, replacement=True, generator=generator)
         other = copy.copy(self)
         other.u, other.v = self.u[index], self.v[index]
@@ -151,7 +159,7 @@ class Objective:
     def hessian_vector(self, A: Tensor, D: Tensor) -> Tensor:
         """The Hessian-vector product H[D], [d, m]; for μ = 0 the second derivative where it exists.
 
-        The paper's Hessian of g lacks the term 2P and doubles its cross term; that of f, eq. (28), is right.
+        The paper's Hessian of g lacks the term 2P and doubles its cross term; eq. (28) for f is right.
         """
         au, av, s = self.products(A)
         du, dv = self.u @ D.T, self.v @ D.T
@@ -182,7 +190,7 @@ class Objective:
         return Ray((s, along, square), pull, self.weights, self.mu)
 
     def extreme_eigenvalues(self) -> tuple[Tensor, Tensor]:
-        """The two eigenvalues l₋ ≤ l₊ of Bᵢ that need not be zero: ½(<u-v, u+v> ∓ |u-v||u+v|), [n] each."""
+        """The two possibly nonzero eigenvalues l₋ ≤ l₊ of Bᵢ, ½(<u-v, u+v> ∓ |u-v||u+v|), [n] each."""
         less, more = self.u - self.v, self.u + self.v
         inner = (less * more).sum(dim=1)
         size = torch.linalg.vector_norm(less, dim=1) * torch.linalg.vector_norm(more, dim=1)
@@ -199,13 +207,12 @@ class Objective:
         """The coefficients (c₀, c₁, c₂) of L(R) = max(c₀, c₁ + c₂R²); c₂ is infinite for the hinge."""
         b = self.spectral_norms()
         second = float((self.weights * b * b).sum())
-        return 0.0, self._pull_norm() + 2 * float((self.weights * b).sum()), _over(second, self.mu)
+        return 0.0, self._pull_norm() + 2 * float((self.weights * b).sum()), _divide(second, self.mu)
 
     def smoothness(self, radius: float) -> float:
         """A bound L(R) ≥ |Hess f(A)| for all |A|_F ≤ R: 2|Q|₂ + Σ wᵢ(2bᵢ + R²bᵢ²/μ), or a sharper one of a subclass.
 
-        The paper prints M_f = |w|²λmax(B)² + 2λmax(B), which is not a bound: B is indefinite
-        (docs/papers/jaffe-2020.md).
+        The paper's M_f = |w|²λmax(B)² + 2λmax(B) is no bound, since B is indefinite (docs/papers/jaffe-2020.md).
         """
         least, first, second = self.bounds()
         return max(least, first + (second * radius**2 if radius else 0.0))
@@ -217,15 +224,15 @@ class Objective:
         first, second = (x.square().sum(dim=1) * y.square().sum(dim=1) for x, y in ((au, self.u), (av, self.v)))
         square = (first + second - 2 * turn).clamp_min(0.0)  # |A B|²
         b = self.spectral_norms()
-        reach = _over(float((self.weights * square).sum()), self.mu)
+        reach = _divide(float((self.weights * square).sum()), self.mu)
         least, start, top = self.bounds()
-        return least, start + reach, _over(2 * float((self.weights * square.sqrt() * b).sum()), self.mu), top
+        return least, start + reach, _divide(2 * float((self.weights * square.sqrt() * b).sum()), self.mu), top
 
     def _pull_norm(self) -> float:
         """The norm 2|Q|₂ of the quadratic term's Hessian."""
         return self.ridge + (2 * float(torch.linalg.matrix_norm(self.pull, ord=2)) ** 2 if len(self.pull) else 0.0)
 
-    def _start(self) -> float:
+    def _value_at_zero(self) -> float:
         """The value f(0)."""
         return float(self.value(self.v.new_zeros(1, self.width)))
 
@@ -266,13 +273,13 @@ class TripletObjective(Objective):
         super().__init__(u, v, margin=margin, mu=mu, weights=weights, ridge=ridge, pull=v[:0])
 
     def reweighted(self, weights: Tensor | None) -> Self:
-        """The same triplets with other weights [n] (None: 1/n each); nothing is copied."""
+        """The same triplets with other weights [n] (1/n each if None), without copying tensors."""
         other = copy.copy(self)
         other.weights = shares("TripletObjective", weights, len(self.v), self.v)
         return other
 
     def infimum(self, components: int | None = None) -> Infimum:
-        """Bounds of inf f over A [components, m], as far as they are known in closed form.
+        """Bounds of inf f over A [components, m] that are known in closed form.
 
         With ridge > 0 it is attained. Else, over the triplets of positive weight:
 
@@ -281,9 +288,9 @@ class TripletObjective(Objective):
           without end; the hinge attains it. Tried here: M = I and the lowest direction of Σ wᵢBᵢ;
         * otherwise between 0 and f(0): `psd_reference` finds it for d ≥ m.
 
-        The paper prints log 2 or 0, right for α = 0, μ = 1, n = 1.
+        The paper's log 2 or 0 is right for α = 0, μ = 1, n = 1.
         """
-        top = self._start()
+        top = self._value_at_zero()
         if self.ridge:
             return Infimum(0.0, top, True, "ridge > 0 makes f coercive")
         live = self.weights > 0
@@ -303,8 +310,8 @@ class TripletObjective(Objective):
 class ContrastiveObjective(Objective):
     """f(A) = Σ aᵢ|A uᵢ|² + Σ cⱼ μ·softplus((m - |A vⱼ|²)/μ): positives pulled, negatives pushed beyond m.
 
-    The paper leaves this loss to future work. f = g - h with g = Σ aᵢ|A uᵢ|² + Σ cⱼ μ·logaddexp(m/μ, |A vⱼ|²/μ) and
-    h = Σ cⱼ|A vⱼ|². The Hessian is the difference of two psd parts, so its norm is at most the larger of the two.
+    f = g - h with g = Σ aᵢ|A uᵢ|² + Σ cⱼ μ·logaddexp(m/μ, |A vⱼ|²/μ) and h = Σ cⱼ|A vⱼ|². The Hessian is the difference
+    of two psd parts, so its norm is at most the larger of the two. The paper leaves this loss to future work.
 
     Args:
         u: differences of positive pairs, [n, m].
@@ -352,10 +359,12 @@ class ContrastiveObjective(Objective):
 
     def infimum(self, components: int | None = None) -> Infimum:
         """Between 0 and f(0); attained if ridge > 0 or negative differences lie in the span of the positive ones."""
-        top = self._start()
+        top = self._value_at_zero()
         rank, whole = (int(torch.linalg.matrix_rank(rows)) for rows in (self.pull, torch.cat([self.pull, self.v])))
         known = True if self.ridge or rank == whole else None
-        return Infimum(0.0, top, known, "the pull is coercive" if known else "negative pairs may part without end")
+        return Infimum(
+            0.0, top, known, "the pull is coercive" if known else "negative pairs may move apart without bound"
+        )
 
 
 def check_rows(owner: str, u: Tensor, v: Tensor) -> None:
@@ -384,7 +393,7 @@ def shares(owner: str, weights: Tensor | None, rows: int, like: Tensor) -> Tenso
     return weights / total
 
 
-def _over(numerator: float, mu: float) -> float:
+def _divide(numerator: float, mu: float) -> float:
     """The quotient x/μ with 0/0 = 0 and x/0 = ∞: second derivatives of a hinge."""
     if not numerator:
         return 0.0

@@ -2,8 +2,8 @@
 
     f_b(A) = Σ w_ijk μ·softplus((|A(x_i - x_j)|² - |A(x_i - x_k)|² + α)/μ)      anchors i of the batch, targets j,
                                                                                impostors k, w even or from a set
-The gradient goes through z = A x: dA = (dZ)' X, so that no difference of rows is ever formed in the wide space.
-Nothing here is certified: a step lowers the loss of its batch on average, but f need not decrease.
+The gradient goes through z = A x, dA = (dZ)' X, so that no difference of rows is formed in the input space. Nothing is
+certified: f need not decrease.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nearfar.linear.neighbors import Chosen, Classes, choose
+from nearfar.linear.neighbors import Classes, Triplets, choose
 from nearfar.pairs import smooth_hinge
 from nearfar.sets import UncertaintySet
 
-__all__ = ["Adam", "Batch", "Plan", "annealed", "cosine", "one_round", "triplet_weights"]
+__all__ = ["Adam", "Batch", "Plan", "anneal", "cosine", "triplet_weights"]
 
 RATE = 0.05
 """The first step moves each entry of A by this share of their root mean square."""
 ANNEAL = (1.0, 0.3)
 """The temperatures at the start and the end of an annealed run, in margins (or 1 for a margin of 0)."""
-MOST = 0.8  # of the rows: where a batch touches more, all are mapped and none are copied
+COPY_BELOW = 0.8  # rows are copied if a batch uses less than this share of them; else all are mapped
 
 
 @dataclass(eq=False)
 class Adam:
-    """A [d, m] and the running moments of its gradient; `pace` is the learning rate, the length of a full step."""
+    """The Adam optimizer of a matrix A [d, m]; `pace` is the learning rate."""
 
     A: Tensor
     first: Tensor
@@ -48,13 +48,13 @@ class Adam:
         self.first.lerp_(gradient, 0.1)
         self.second.lerp_(gradient.square(), 0.01)
         scale = math.sqrt(1 - 0.99**self.count) / (1 - 0.9**self.count)
-        # entries that never had a gradient (a constant feature) stay where they are
+        # entries that never had a gradient (of a constant feature) do not move
         self.A.addcdiv_(self.first, self.second.sqrt().clamp_min_(1e-30), value=-share * self.pace * scale)
 
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """The rows that occur in a set of triplets, and the triplets as indices into these rows."""
+    """The rows used by a set of triplets, and the triplets as indices into them."""
 
     x: Tensor
     anchors: Tensor
@@ -63,12 +63,12 @@ class Batch:
     measure: Tensor
 
     @classmethod
-    def of(cls, x: Tensor, chosen: Chosen) -> Batch:
-        """Copy the rows that occur, unless they are most of x."""
+    def of(cls, x: Tensor, chosen: Triplets) -> Batch:
+        """Copy the rows that are used, unless they are most of x."""
         b, k = chosen.targets.shape
         places = torch.cat([chosen.anchors, chosen.targets.flatten(), chosen.impostors.flatten()])
         rows, index = torch.unique(places, return_inverse=True)
-        if len(rows) < MOST * len(x):
+        if len(rows) < COPY_BELOW * len(x):
             x, places = x[rows], index
         near, far = places[b : b + b * k], places[b + b * k :]
         return cls(x, places[:b], near.view(b, k), far.view(b, -1), chosen.measure)
@@ -76,7 +76,7 @@ class Batch:
     def value_and_gradient(
         self, A: Tensor, margin: float, mu: float, over: UncertaintySet | None
     ) -> tuple[float, Tensor]:
-        """The loss f_b(A) and its gradient [d, m]; weights from a set are p*, whose derivative drops out (Danskin)."""
+        """The loss f_b(A) and its gradient [d, m]; by Danskin's theorem the weights p* of a set count as constant."""
         z = self.x @ A.T
         head = z[self.anchors][:, None]
         near, far = head - z[self.targets], head - z[self.impostors]
@@ -101,8 +101,8 @@ def triplet_weights(s: Tensor, measure: Tensor, mu: float, over: UncertaintySet 
     return over.weights(losses, measure.reshape(1, -1) > 0).reshape(s.shape)
 
 
-def annealed(mu: float | None, margin: float, share: float) -> float:
-    """The temperature μ after a share in [0, 1] of the run: constant, or geometric between the ends of `ANNEAL`."""
+def anneal(mu: float | None, margin: float, share: float) -> float:
+    """The temperature μ after a share in [0, 1] of the run: `mu`, or if None geometric between the ends of `ANNEAL`."""
     if mu is not None:
         return mu
     first, last = ANNEAL
@@ -117,12 +117,12 @@ class Plan:
         margin: α.
         mu: μ, or None to anneal it.
         kind: kind of triplets, see `choose`.
-        targets: k.
-        impostors: l.
+        targets: targets per anchor.
+        impostors: impostors per anchor.
         over: the set of triplet weights, or None for uniform ones.
         batch: anchors drawn per round.
-        refresh: steps on one choice of triplets.
-        tolerance: a round whose first loss is no larger ends the run.
+        refresh: steps per choice of triplets.
+        tolerance: a loss of at most this ends the run.
     """
 
     margin: float
@@ -135,28 +135,13 @@ class Plan:
     refresh: int
     tolerance: float
 
-    def chosen(self, x: Tensor, A: Tensor, classes: Classes, generator: torch.Generator) -> Chosen:
+    def choose(self, x: Tensor, A: Tensor, classes: Classes, generator: torch.Generator) -> Triplets:
         """Choose the triplets of a random batch of anchors, in the space of A."""
         anchors = classes.anchors()
         if len(anchors) > self.batch:
             anchors = anchors[torch.randperm(len(anchors), generator=generator)[: self.batch].sort().values]
         counts = {"targets": self.targets, "impostors": self.impostors}
         return choose(x @ A.T, classes, anchors, kind=self.kind, generator=generator, **counts)
-
-
-def one_round(
-    state: Adam, x: Tensor, classes: Classes, plan: Plan, generator: torch.Generator, mu: float, shares: list[float]
-) -> list[float]:
-    """Choose triplets once and take a step for each share of the learning rate; return the loss before each step."""
-    batch = Batch.of(x, plan.chosen(x, state.A, classes, generator))
-    values: list[float] = []
-    for share in shares:
-        value, gradient = batch.value_and_gradient(state.A, plan.margin, mu, plan.over)
-        values.append(value)
-        if value <= plan.tolerance:
-            break
-        state.step(gradient, share)
-    return values
 
 
 def cosine(t: int, steps: int) -> float:

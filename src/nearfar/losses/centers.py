@@ -56,7 +56,8 @@ class _Centers(Proxies, without=("similarity",)):
 class SubCenterArcFace(_Centers):
     """Sub-center ArcFace: ArcFace in which each class has several vectors, and a row meets the nearest of them.
 
-        the loss of `ArcFace`, with cos θ_ik the largest cosine between row i and a center of class k
+        mean over rows of  -log( e^{c·cos(θ_iy + m)} / (e^{c·cos(θ_iy + m)} + Σ_{k≠y} e^{c·cos θ_ik}) )
+        cos θ_ik = max_q cos θ_ikq over the centers q of class k
 
     Deng et al. 2020. Rows with wrong labels gather around a center of their own instead of pulling at the class.
 

@@ -23,7 +23,7 @@ MANY = "8B"
 class DroWorst(Recipe):
     """The single worst pair loss of the batch.
 
-        max over all pairs of l: the whole simplex as uncertainty set
+        max_p Σ p_ij l_ij = max_ij l_ij,  p_ij ≥ 0,  Σ p_ij = 1
 
     Qi et al. 2020, section 3.1.
 
@@ -47,7 +47,7 @@ class DroWorst(Recipe):
 class DroTopK(Recipe):
     """Top-K: the mean of the K largest pair losses of the batch, so that easy pairs do not drown the rest.
 
-        mean of the K largest pair losses of the batch
+        max_p Σ p_ij l_ij,  0 ≤ p_ij ≤ 1/K,  Σ p_ij = 1:  the mean of the K largest pair losses of the batch
 
     Qi et al. 2020, DRO-TopK.
 
@@ -92,7 +92,7 @@ class DroTopK(Recipe):
 class DroTopKPN(Recipe):
     """Top-K per sign: the K/2 largest losses of positive pairs and the K/2 largest of negative pairs.
 
-        (1/K) (top K/2 positive + top K/2 negative losses)
+        (1/K) (Σ_{K/2 largest positive} l_ij + Σ_{K/2 largest negative} l_ij)
 
     DRO-TopK-PN of Qi et al. 2020, divided by K as text and code do.
 
@@ -203,7 +203,8 @@ class DroKLGrouped(Recipe):
 class DroChiSquare(Recipe):
     """The mean pair loss plus a penalty on the variance of the losses.
 
-        max Σ p l over the chi-square ball of radius ρ/n: mean + √(2ρVar/n) where that form holds
+        max_p Σ p_ij l_ij over the chi-square ball of radius ρ/n
+        = mean(l) + √(2ρ·Var(l)/n) where that form holds
 
     Qi et al. 2020, section 3.1.
 

@@ -176,7 +176,7 @@ class ClassSoftmax(Proxies, ABC):
 class ArcFace(ClassSoftmax):
     """ArcFace: softmax over classes with an angular margin on the own class.
 
-        mean over rows of the cross-entropy of logits c·cos θ, the own class's turned by a margin: c·cos(θ + m)
+        mean over rows of  -log( e^{c·cos(θ_iy + m)} / (e^{c·cos(θ_iy + m)} + Σ_{k≠y} e^{c·cos θ_ik}) )
 
     Algebra: AngularMargin x KL(1) x anchor_sign, one softplus per positive pair, rows against class vectors, on cosine.
 
@@ -204,7 +204,7 @@ class ArcFace(ClassSoftmax):
 class CosFace(ClassSoftmax):
     """CosFace: softmax over classes with a margin on the cosine of the own class.
 
-        mean over rows of the cross-entropy of logits c·cos θ, the own class's lowered by a margin: c·(cos θ - m)
+        mean over rows of  -log( e^{c·(cos θ_iy - m)} / (e^{c·(cos θ_iy - m)} + Σ_{k≠y} e^{c·cos θ_ik}) )
 
     Wang et al. 2018.
 

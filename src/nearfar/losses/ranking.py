@@ -54,7 +54,7 @@ class Triangle(PairLoss, swift=True):
 class FastAP(Recipe):
     """FastAP: one less the average precision, from a soft histogram of the scores of each anchor.
 
-        mean over anchors of  1 - (1/|P_i|) Σ_b h₊(b) H₊(b) / H(b),  h a histogram and H its running sum
+        mean over anchors of  1 - (1/|P_i|) Σ_b h₊(b)·H₊(b)/H(b),  h a histogram and H its running sum
 
     Cakir et al. 2019. A score counts in its two nearest bins, in proportion.
 

@@ -94,7 +94,8 @@ class SupCon(Recipe):
 class Circle(Recipe):
     """Circle loss: pairs far from their goal get larger weights.
 
-        mean over anchors of  log(1 + Σ_{P_i} e^{l_ij} · Σ_{N_i} e^{l_ik})  with self-paced scores l
+        mean over anchors of  log(1 + Σ_{P_i} e^{l_ij} · Σ_{N_i} e^{l_ik})
+        l_ij = -γ·[1 + m - s_ij]₊·(s_ij - 1 + m),  l_ik = γ·[s_ik + m]₊·(s_ik - m)
 
     Sun et al..
 

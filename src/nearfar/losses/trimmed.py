@@ -28,7 +28,7 @@ Share = Annotated[float, _check_share]
 class DroTrimmed(Recipe):
     """Trimmed top-K: leave out the T hardest pairs of the batch, then the mean of the next K, for noisy labels.
 
-        mean of the pair losses of rank T + 1 to T + K, the largest first
+        (1/K) Σ_{r = T+1..T+K} l_r,  l_1 ≥ l_2 ≥ ... the pair losses of the batch
 
     Of the pairs called positive a share 1 - (1 - ν)² is wrong where a share ν of the labels is, and these are the
     hardest; with M samples a class and B rows they are T = B(M - 1)/2·(1 - (1 - ν)²).
@@ -65,7 +65,8 @@ class DroTrimmed(Recipe):
 class DroTrimmedPN(Recipe):
     """Trimmed per sign, for noisy labels: the positive pairs without the hardest, against the K hardest negative pairs.
 
-        mean of the positive losses without the hardest share 1 - (1 - ν)²  +  mean of the K largest negative losses
+        mean_P l_ij + mean_N l_ij
+        P: positive pairs without the hardest share 1 - (1 - ν)²,  N: the K hardest negative
 
     A pair is called positive in error where one of its two labels is wrong: a share 1 - (1 - ν)² of them, where a share
     ν of all labels is. A wrong label makes a negative pair wrong only by chance, and those are few among many; so

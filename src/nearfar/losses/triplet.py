@@ -26,7 +26,7 @@ Mining = Literal["all", "semihard", "balanced", "hard", "hardest"]
 class Triplet(Recipe):
     """Triplet margin loss: a positive must be nearer to its anchor than a negative, by a margin.
 
-        mean over triplets of  [ d_ap - d_an + m ]₊,  or μ·softplus of it over μ
+        mean over triplets of  [x]₊ or μ·softplus(x/μ),  x = d_ap - d_an + m
 
     Xu et al. 2022; Jaffe 2020, eq. 6 and 9; Can et al. 2019, eq. 3.2.
 

@@ -7,7 +7,7 @@ torch.Size([3, 2])
 """
 
 from nearfar.models.embedder import Embedder, freeze_norms, group_norms
-from nearfar.models.named import NAMES, build
+from nearfar.models.registry import NAMES, build
 from nearfar.models.saved import load
 
 __all__ = ["NAMES", "Embedder", "build", "freeze_norms", "group_norms", "load"]

@@ -24,14 +24,14 @@ class Embedder(Keywords, nn.Module):
 
     Args:
         trunk: its output is feature maps [b, c, h, w], which are pooled, or vectors [b, c].
-        embedding_dim: dimension of the embedding; None: that of the pooled features, by a square head that begins as
-            the identity, so that training starts from the features themselves and not from a random projection.
+        embedding_dim: dimension of the embedding; None: that of the pooled features, with a square head initialized to
+            the identity, so that training starts from the features and not from a random projection of them.
         size: the shape of one input.
         pool: "avg", "max", "both" (side by side, so the head is twice as wide) or "gem", the generalized mean
             (mean_p max(x_p, 0)³)^(1/3) over the places p of a map: between the average and the largest value.
         normalize: scale each embedding to unit length.
         hidden: width of a hidden layer in the head; None: the head is linear.
-        bn_neck: a batch norm after the head: every dimension gets the same spread, so that none is left unused.
+        bn_neck: a batch norm after the head, which gives every dimension the same variance.
         flip: outside training, embed a picture and its mirror image, and take the mean of both.
         mean: per channel, subtracted from pictures with values in 0..1 by the transform.
         std: per channel, what the transform then divides by.
@@ -62,7 +62,7 @@ class Embedder(Keywords, nn.Module):
                 f"Embedder: flip mirrors pictures [c, h, w], but inputs have the shape {list(self.size)}; leave it out."
             )
         self.compiled: tuple[Callable[[Tensor], Tensor], ...] = ()
-        """A compiled form of the trunk for training, see `nearfar.train.faster`; in a tuple, as it is no part."""
+        """The trunk compiled for training, see `nearfar.train.build`; in a tuple, as it is no submodule."""
         features = self.features(self.size)
         self.embedding_dim = embedding_dim or hidden or features
         self.head = _head(features, embedding_dim, hidden, bn_neck)
@@ -70,27 +70,27 @@ class Embedder(Keywords, nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Compute the embeddings [b, embedding_dim]."""
         x = x.to(next(self.head.parameters()).dtype)
-        z = self._embedded(x)
+        z = self._embed(x)
         if not self.flip or self.training:
             return z
-        mean = (z + self._embedded(x.flip(-1))) / 2
+        mean = (z + self._embed(x.flip(-1))) / 2
         return unit(mean) if self.normalize else mean
 
-    def _embedded(self, x: Tensor) -> Tensor:
-        z: Tensor = self.head(self._pooled(x))
+    def _embed(self, x: Tensor) -> Tensor:
+        z: Tensor = self.head(self._pool_features(x))
         return unit(z) if self.normalize else z
 
-    def _pooled(self, x: Tensor) -> Tensor:
+    def _pool_features(self, x: Tensor) -> Tensor:
         fast = self.compiled and self.training and torch.is_grad_enabled()
         maps: Tensor = self.compiled[0](x) if fast else self.trunk(x)
         return POOLS[self.pool](maps) if maps.ndim == 4 else maps
 
     def features(self, size: Shape) -> int:
-        """Number of features of an input of a shape, found by a forward pass of a blank one without side effects."""
+        """The number of pooled features for inputs of a shape, by a forward pass of zeros without side effects."""
         modes = [(module, module.training) for module in self.trunk.modules()]
         self.trunk.eval()
         with torch.no_grad():
-            z = self._pooled(torch.zeros(1, *size))
+            z = self._pool_features(torch.zeros(1, *size))
         for module, training in modes:
             module.training = training
         if z.ndim != 2:
@@ -100,32 +100,20 @@ class Embedder(Keywords, nn.Module):
         return z.shape[1]
 
 
-def _average(maps: Tensor) -> Tensor:
-    return maps.mean(dim=(2, 3))
-
-
-def _largest(maps: Tensor) -> Tensor:
-    return maps.amax(dim=(2, 3))
-
-
-def _both(maps: Tensor) -> Tensor:
-    return torch.cat([_average(maps), _largest(maps)], dim=1)
-
-
 def _generalized_mean(maps: Tensor) -> Tensor:
-    """Radenović, Tolias & Chum 2019, with their p = 3; in float32 at least, as cubes of bf16 keep two digits."""
+    """Radenović, Tolias & Chum 2019, with their p = 3; in float32 or more, because cubes of bf16 keep two digits."""
     exact = maps if maps.dtype == torch.float64 else maps.float()
-    # from a small number on, where the root still has a slope
+    # the root has an infinite slope at 0
     return exact.clamp(min=SMALLEST).pow(3).mean(dim=(2, 3)).pow(1 / 3)
 
 
 SMALLEST = 1e-6
 WIDEST = 1 << 14
-"""Features that a square head may have: a gigabyte of them."""
+"""The most features of a square head: its weights then take a gigabyte."""
 POOLS: dict[str, Callable[[Tensor], Tensor]] = {
-    "avg": _average,
-    "max": _largest,
-    "both": _both,
+    "avg": lambda maps: maps.mean(dim=(2, 3)),
+    "max": lambda maps: maps.amax(dim=(2, 3)),
+    "both": lambda maps: torch.cat([maps.mean(dim=(2, 3)), maps.amax(dim=(2, 3))], dim=1),
     "gem": _generalized_mean,
 }
 
@@ -143,13 +131,13 @@ def _head(features: int, embedding_dim: int | None, hidden: int | None, bn_neck:
 
 
 def linear(features: int, width: int, name: str) -> nn.Linear:
-    """A linear layer whose width is called `name`, if there is memory for its weights."""
+    """A linear layer, if there is memory for its weights; `name` is the setting of its width, for the error."""
     check_room("Embedder", f"{name}={width:,} from {features:,} features", 4 * features * width)
     return nn.Linear(features, width)
 
 
 def _identity(features: int) -> nn.Linear:
-    """A linear layer that begins as the identity."""
+    """A linear layer initialized to the identity."""
     if features > WIDEST:
         raise ValueError(
             f"Embedder: embedding_dim=None makes a head of {features} x {features} numbers, but {WIDEST} a side are "
@@ -170,10 +158,11 @@ def freeze_norms(model: nn.Module) -> int:
     >>> freeze_norms(nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2)))
     1
     """
-    layers = [part for part in model.modules() if isinstance(part, _BatchNorm) and not _is_fixed(part)]
+    norms = (part for part in model.modules() if isinstance(part, _BatchNorm))
+    layers = [norm for norm in norms if _freeze not in norm._forward_pre_hooks.values()]
     for layer in layers:
         layer.eval()
-        layer.register_forward_pre_hook(_fixed)
+        layer.register_forward_pre_hook(_freeze)
     return len(layers)
 
 
@@ -202,10 +191,6 @@ def group_norms(model: nn.Module, groups: int = 8) -> int:
     return count
 
 
-def _is_fixed(layer: nn.Module) -> bool:
-    return _fixed in layer._forward_pre_hooks.values()
-
-
-def _fixed(layer: nn.Module, _: Any) -> None:
-    """A hook rather than a mode, because `model.train()` sets the mode of every part."""
+def _freeze(layer: nn.Module, _: Any) -> None:
+    """A hook, because `model.train()` would set the mode of every part again."""
     layer.training = False

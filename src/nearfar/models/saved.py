@@ -1,4 +1,4 @@
-"""Load trained networks from a run folder, or from one .safetensors file that describes the network too."""
+"""Trained networks: loaded from a run folder, or saved to and loaded from one .safetensors file with a description."""
 
 from __future__ import annotations
 
@@ -20,20 +20,19 @@ from nearfar._utils.files import atomic_write
 from nearfar.data import transforms
 from nearfar.data.samples import Transform
 from nearfar.evaluation.fingerprint import of_weights
-from nearfar.evaluation.preprocessing import described, from_description
+from nearfar.evaluation.preprocessing import describe, from_description
 from nearfar.models.embedder import POOLS, Embedder, freeze_norms, group_norms
-from nearfar.models.named import OWN, build
-from nearfar.models.usual import network_for
+from nearfar.models.registry import OWN, build, network_for
 
 __all__ = ["Network", "Saved", "load", "read"]
 
 FORMAT = 1
 KEY = "nearfar"
-"""Under which the metadata of a file hold its description. One key alone: of several the order on disk is random."""
+"""The one key in the metadata of a file: safetensors would write several in random order."""
 LATER = {"flip": False}
-"""Settings that came later, with the value of a file that does not tell them: such files stay as they were."""
+"""Settings added since format 1, with their value in files without them; at this value they are not written."""
 LARGEST = 1 << 24
-"""Numbers in one input, and units of a layer, that a description may ask for."""
+"""The most numbers in one input, and units in a layer, that a description may ask for."""
 
 
 @dataclass(frozen=True)
@@ -54,26 +53,18 @@ class Network:
 
     def make(self) -> Embedder:
         """Build the network with arbitrary weights."""
-        model = build(
-            self.name,
-            embedding_dim=self.embedding_dim,
-            inputs=self.inputs,
-            pool=self.pool,
-            normalize=self.normalize,
-            hidden=self.hidden,
-            bn_neck=self.bn_neck,
-            flip=self.flip,
-            pretrained=False,
-        )
-        if self.group_norms:
+        options = asdict(self)
+        replace_norms, freeze, double = (options.pop(name) for name in ("group_norms", "freeze_norms", "float64"))
+        model = build(**options, pretrained=False)
+        if replace_norms:
             group_norms(model)
-        if self.freeze_norms:
+        if freeze:
             freeze_norms(model.trunk)
-        return model.double() if self.float64 else model
+        return model.double() if double else model
 
     @staticmethod
     def of_run(config: Mapping[str, Any], shape: tuple[int, ...]) -> Network:
-        """The network of a run's configuration for inputs of a shape."""
+        """The network of a run's configuration, for inputs of this shape."""
         spec = config["model"]
         name = spec["name"] or network_for(shape)
         known = {field.name: spec[field.name] for field in fields(Network) if field.name in spec}
@@ -83,20 +74,20 @@ class Network:
     @staticmethod
     def of_file(given: Any) -> Network:
         """The network that a file describes; every value is checked."""
-        usual = {field.name: field.type for field in fields(Network)}
-        if not isinstance(given, dict) or {*given, *LATER} != set(usual):
-            raise ValueError("it lacks a key, or has one too many")
+        types = {field.name: field.type for field in fields(Network)}
+        if not isinstance(given, dict) or {*given, *LATER} != set(types):
+            raise ValueError("it lacks a key, or has an unknown one")
         given = {**LATER, **given}
-        told = [given[name] for name in ("embedding_dim", "hidden") if given[name] is not None]
-        numbers = [*told, *given["inputs"]]
-        if not all(type(number) is int and 1 <= number <= LARGEST for number in numbers):
-            raise ValueError("a size is no whole number above zero, or far too large")
-        if not 1 <= len(given["inputs"]) <= 4 or math.prod(given["inputs"]) > LARGEST:
-            raise ValueError("its input is no vector or picture of a usual size")
-        flags = [given[name] for name, kind in usual.items() if kind == "bool"]
+        inputs = given["inputs"]
+        widths = [given[name] for name in ("embedding_dim", "hidden") if given[name] is not None]
+        if not all(type(number) is int and 1 <= number <= LARGEST for number in (*widths, *inputs)):
+            raise ValueError(f"a size is not a whole number from 1 to {LARGEST:,}")
+        if not 1 <= len(inputs) <= 4 or math.prod(inputs) > LARGEST:
+            raise ValueError("its input is not a vector or picture of a usual size")
+        flags = [given[name] for name, kind in types.items() if kind == "bool"]
         if not all(type(flag) is bool for flag in flags) or given["pool"] not in POOLS:
-            raise ValueError("a setting is none that there is")
-        return Network(**{**given, "name": str(given["name"]), "inputs": tuple(given["inputs"])})
+            raise ValueError("a setting has an unknown value")
+        return Network(**{**given, "name": str(given["name"]), "inputs": tuple(inputs)})
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,18 +110,18 @@ class Saved:
         """Write weights and description to one .safetensors file, atomically; equal networks give equal bytes."""
         from safetensors.torch import save_file
 
-        about = self._about()
+        about = self._describe()
         about["digest"] = _digest(self.model, about)
         state = {name: value.detach().cpu().contiguous().clone() for name, value in self.model.state_dict().items()}
         with atomic_write(Path(path)) as temporary:
             save_file(state, temporary, {KEY: json.dumps(about)})
         return Path(path)
 
-    def _about(self) -> dict[str, Any]:
+    def _describe(self) -> dict[str, Any]:
         network = {**asdict(self.network), "inputs": list(self.network.inputs)}
         network = {key: value for key, value in network.items() if key not in LATER or value != LATER[key]}
         classes = None if self.classes is None else list(self.classes)
-        return {"format": FORMAT, "network": network, "preprocessing": described(self.transform), "classes": classes}
+        return {"format": FORMAT, "network": network, "preprocessing": describe(self.transform), "classes": classes}
 
 
 def load(path: str | os.PathLike[str], *, device: torch.device | str = "cpu") -> Embedder:
@@ -148,7 +139,7 @@ def load(path: str | os.PathLike[str], *, device: torch.device | str = "cpu") ->
 
 
 def read(path: str | os.PathLike[str]) -> Saved:
-    """The same with its transform and its classes, on the CPU; nothing in the file is run."""
+    """Like `load`, with the transform and the class names, on the CPU; no code in the file is run."""
     path = Path(path)
     if path.is_dir():
         return _of_run(path)
@@ -158,12 +149,13 @@ def read(path: str | os.PathLike[str]) -> Saved:
         raise FileNotFoundError(f"models: there is no file {path}; nearfar export RUN -o NAME.safetensors writes one.")
     about = _description(path)
     try:
-        saved = _described(about)
+        saved = _from_description(about)
         state = _weights(path, saved.model)
-        saved.model.to_empty(device="cpu") if _is_blank(saved.model) else None
+        if next(saved.model.parameters()).is_meta:
+            saved.model.to_empty(device="cpu")
         saved.model.load_state_dict(state)
-        if about.get("digest") != _digest(saved.model, saved._about()):
-            raise ValueError("its digest is another, so that it was changed or damaged")
+        if about.get("digest") != _digest(saved.model, saved._describe()):
+            raise ValueError("its digest does not match: it was changed or damaged")
     except ImportError:
         raise
     except (ValueError, TypeError, KeyError, AttributeError, RuntimeError, RecursionError) as error:
@@ -191,7 +183,7 @@ def _of_run(folder: Path) -> Saved:
 
 
 def _description(path: Path) -> dict[str, Any]:
-    """The description in a file, which may be anybody's."""
+    """The description in a file from an untrusted source."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -199,7 +191,7 @@ def _description(path: Path) -> dict[str, Any]:
             text = (file.metadata() or {}).get(KEY)
     except (SafetensorError, OSError, ValueError) as error:
         raise ValueError(
-            f"models: {path} is no whole .safetensors file ({first_line(error)}); export it again."
+            f"models: {path} is not a complete .safetensors file ({first_line(error)}); export it again."
         ) from None
     if text is None:
         raise ValueError(
@@ -217,26 +209,22 @@ def _description(path: Path) -> dict[str, Any]:
     return about
 
 
-def _described(about: Mapping[str, Any]) -> Saved:
-    """A network as it is described: blank, and without memory of its own, where it is one of ours."""
+def _from_description(about: Mapping[str, Any]) -> Saved:
+    """The described network without its weights: on the meta device, if it is one of ours."""
     network, classes = Network.of_file(about["network"]), about["classes"]
     if network.name in OWN:
-        with torch.device("meta"):  # a description may ask for any size; what the file holds decides
+        with torch.device("meta"):  # a description may ask for any size; memory is taken once the weights fit
             model = network.make()
     else:
         model = network.make()
     if classes is not None and not (isinstance(classes, list) and all(isinstance(name, str) for name in classes)):
-        raise ValueError("its classes are no list of names")
+        raise ValueError("its classes are not a list of names")
     transform = from_description(about["preprocessing"])
     return Saved(model, network, transform, None if classes is None else tuple(classes))
 
 
-def _is_blank(model: Embedder) -> bool:
-    return next(model.parameters()).is_meta
-
-
 def _weights(path: Path, model: Embedder) -> dict[str, Tensor]:
-    """The weights of a file, read once their names, shapes and types are found to be the network's."""
+    """The weights of a file, read only if their names, shapes and types are those of the network."""
     from safetensors import safe_open
 
     wanted = {name: (list(value.shape), value.dtype) for name, value in model.state_dict().items()}
@@ -244,7 +232,7 @@ def _weights(path: Path, model: Embedder) -> dict[str, Tensor]:
         held = {name: list(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118  (no mapping)
         other = next((name for name in {**wanted, **held} if held.get(name) != wanted.get(name, (None,))[0]), None)
         if other is not None:
-            raise ValueError(f"{other} is missing, strange or of another shape than in {type(model).__name__}")
+            raise ValueError(f"{other} is missing, unknown or of another shape than in {type(model).__name__}")
         state = {name: file.get_tensor(name) for name in held}
     for name, value in state.items():
         if value.dtype != wanted[name][1]:
@@ -253,6 +241,6 @@ def _weights(path: Path, model: Embedder) -> dict[str, Tensor]:
 
 
 def _digest(model: Embedder, about: Mapping[str, Any]) -> str:
-    """Of the weights and the description: the format itself notices no flipped bit."""
+    """Digest of the weights and the description: safetensors has no checksum."""
     rest = {key: value for key, value in about.items() if key != "digest"}
     return hashlib.sha256(f"{of_weights(model)} {json.dumps(rest, sort_keys=True)}".encode()).hexdigest()

@@ -7,12 +7,12 @@ from torch import Tensor, nn
 
 __all__ = ["Small", "small"]
 
-# channels, pixels a side of the kernel; each stride is two, which costs a third of a stride of one and a pool
+# channels, side of the kernel; strides of two cost a third of strides of one with pooling
 LAYERS = ((32, 5), (64, 3), (128, 3))
 
 
 class Small(nn.Sequential):
-    """Layers run in channels-last memory format, a quarter faster on a CPU; weights keep the usual layout."""
+    """Layers run in channels-last memory format, which is a quarter faster on a CPU; weights keep the usual layout."""
 
     def forward(self, x: Tensor) -> Tensor:  # noqa: D102
         x = x.contiguous(memory_format=torch.channels_last)

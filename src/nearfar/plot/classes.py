@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nearfar._utils.checks import check_choice
-from nearfar.evaluation.summary import Evaluation, evaluate
+from nearfar.evaluation.evaluate import Evaluation, evaluate
 from nearfar.plot.maps import rows_and_labels
-from nearfar.plot.style import COLORS, GRAY, axis, class_words, plain
+from nearfar.plot.style import COLORS, GRAY, axis, class_words, frame, plain
 from nearfar.report.confusion import Row, confusion
 from nearfar.report.gallery import nearest
-from nearfar.report.measures import MEASURES, Metric
+from nearfar.report.similarities import SIMILARITIES, Metric
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,8 +30,8 @@ def class_recall(evaluation: Evaluation, *, names: Mapping[int, str] | None = No
         ax: the axis to draw on; a new figure if None.
     """
     if not isinstance(evaluation, Evaluation) or not evaluation.per_class:
-        came = "one of a relation" if isinstance(evaluation, Evaluation) else type(evaluation).__name__
-        raise TypeError(f"plot.class_recall: an Evaluation with classes is drawn, but {came} came; evaluate by labels.")
+        came = "one by a relation" if isinstance(evaluation, Evaluation) else type(evaluation).__name__
+        raise TypeError(f"plot.class_recall: evaluation must be an Evaluation by labels, but came as {came}.")
     worst = evaluation.worst
     ax = axis(ax, (4.6, 0.9 + 0.27 * len(worst)))
     ax.barh(range(len(worst)), [100 * row.recall_at_1 for row in worst], color=COLORS[0], height=0.62)
@@ -69,7 +69,7 @@ def class_confusion(
     Args:
         embeddings: [n, d] a tensor, an array, lists or `Vectors`.
         labels: [n] integers; by default the y of `Vectors`.
-        evaluation: an evaluation of the same rows, if there is one; it determines the worst classes.
+        evaluation: an evaluation of the same rows, which determines the worst classes; computed if None.
         names: label -> name of the class.
         similarity: "cosine", "dot" or "euclidean".
         ax: the axis to draw on; a new figure if None.
@@ -81,16 +81,17 @@ def class_confusion(
     >>> [text.get_text() for text in ax.texts]
     ['2', '1', '', '', '2', '']
     """
-    check_choice("plot.class_confusion", "similarity", similarity, MEASURES)
+    check_choice("plot.class_confusion", "similarity", similarity, SIMILARITIES)
     x, y = rows_and_labels("plot.class_confusion", embeddings, labels)
     found = evaluation or evaluate(x, y, ks=(1,), similarity=similarity, resamples=0)
     if len(found.per_query.labels) != len(y) or not bool((found.per_query.labels.cpu() == y).all()):
-        raise ValueError("plot.class_confusion: the evaluation is of other rows; pass one of these, or none.")
+        raise ValueError("plot.class_confusion: evaluation must be of these rows, but is of other rows; pass None.")
     rows = np.flatnonzero(np.isin(y.numpy(), [row.label for row in found.worst]))
-    return _drawn(confusion(x, y, found, rows, nearest(x, rows, similarity)), names, ax)
+    return _draw_confusion(confusion(x, y, found, rows, nearest(x, rows, similarity)), names, ax)
 
 
-def _drawn(table: list[Row], names: Mapping[int, str] | None, ax: Axes | None) -> Axes:
+def _draw_confusion(table: list[Row], names: Mapping[int, str] | None, ax: Axes | None) -> Axes:
+    """Draw the table as a heat map with counts."""
     counts = np.array([row.counts for row in table])
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     ax = axis(ax, (2.4 + 0.36 * counts.shape[1], 1.6 + 0.36 * len(table)))
@@ -99,8 +100,7 @@ def _drawn(table: list[Row], names: Mapping[int, str] | None, ax: Axes | None) -
         color = "white" if shares[i, j] > 0.55 else "#222222"
         ax.text(j, i, str(count) if count else "", ha="center", va="center", fontsize=8, color=color)
         if i == j:
-            box = ((j - 0.47, i - 0.47), 0.94, 0.94)
-            ax.add_patch(_frame(*box))
+            ax.add_patch(frame(j, i, 0.94, edgecolor="#222222", linewidth=1))
     words = [class_words(row.label, names) for row in table]
     ax.set_xticks(
         range(counts.shape[1]), [*words, "any other"], rotation=50, ha="right", rotation_mode="anchor", fontsize=8
@@ -111,9 +111,3 @@ def _drawn(table: list[Row], names: Mapping[int, str] | None, ax: Axes | None) -
     ax.tick_params(length=0)
     ax.spines[:].set_visible(False)
     return ax
-
-
-def _frame(corner: tuple[float, float], width: float, height: float) -> Any:
-    from matplotlib.patches import Rectangle
-
-    return Rectangle(corner, width, height, fill=False, edgecolor="#222222", linewidth=1)

@@ -1,4 +1,4 @@
-"""A two-dimensional map of the space: the two coordinates, or the two principal axes."""
+"""A figure of the space in two dimensions: its two coordinates, or its two principal axes."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from torch import Tensor
 
 from nearfar._utils.checks import check_choice, check_seed
 from nearfar._utils.tensors import check_embeddings, check_labels
-from nearfar.evaluation.taken import demand_classes, taken
+from nearfar.evaluation.inputs import demand_classes, read_inputs
 from nearfar.plot.style import COLORS, GRAY, MARKS, axis, class_words, key
 from nearfar.report.maps import MOST_FOR_TSNE, principal, sample
-from nearfar.report.measures import MEASURES, Metric, prepared
+from nearfar.report.similarities import SIMILARITIES, Metric, prepare
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,10 +34,10 @@ def embedding_map(
     legend: bool = True,
     ax: Axes | None = None,
 ) -> Axes:
-    """Plot embeddings as points in the plane; up to eight classes by color and marker, all others gray.
+    """Plot embeddings as points in the plane, up to eight classes by color and marker, all others gray.
 
-    Two columns are drawn unchanged; more are projected to their two principal axes, whose share of the variance is
-    printed below.
+    Vectors of two dimensions are drawn unchanged; others are projected to their two principal axes, whose share of the
+    variance is printed below.
 
     Args:
         embeddings: [n, d] a tensor, an array, lists or `Vectors`.
@@ -45,7 +45,7 @@ def embedding_map(
         show: up to eight labels to color; the eight largest classes if None.
         names: label -> name of the class, for the legend.
         similarity: "cosine" uses unit rows, "dot" and "euclidean" the rows as given.
-        points: the most points; above it whole classes are sampled, those of `show` first.
+        points: the largest number of points; if there are more, whole classes are sampled, those of `show` first.
         seed: seed of the sample of classes.
         legend: show a legend beside the axis.
         ax: the axis to draw on; a new figure if None.
@@ -56,12 +56,12 @@ def embedding_map(
     >>> [text.get_text() for text in ax.get_legend().get_texts()]
     ['class 0', 'class 1', 'class 2']
     """
-    check_choice("plot.embedding_map", "similarity", similarity, MEASURES)
+    check_choice("plot.embedding_map", "similarity", similarity, SIMILARITIES)
     check_seed("plot.embedding_map", seed)
     x, y = rows_and_labels("plot.embedding_map", embeddings, labels)
-    chosen = _chosen(y.numpy(), show)
+    chosen = _labels_to_color(y.numpy(), show)
     rows = sample(y.numpy(), chosen, points, seed)
-    places, share = _laid_out(x[torch.from_numpy(rows)], similarity)
+    places, share = _coordinates(x[torch.from_numpy(rows)], similarity)
     mine = y.numpy()[rows]
     ax = axis(ax, (5.2, 3.3))
     others = ~np.isin(mine, chosen)
@@ -92,7 +92,7 @@ def embedding_map(
 
 def rows_and_labels(owner: str, embeddings: Any, labels: Any) -> tuple[Tensor, Tensor]:
     """Check rows [n, d] and labels [n], and move them to the CPU."""
-    given = taken(owner, embeddings, labels)
+    given = read_inputs(owner, embeddings, labels)
     x, y = given.x.detach().cpu(), demand_classes(owner, given.y).detach().cpu()
     check_embeddings(owner, "embeddings", x)
     check_labels(owner, "labels", y, len(x), x.device)
@@ -104,7 +104,7 @@ def _others(shown: int, there: int) -> str:
     return f"{count} other class{'es' * (there > 1)}"
 
 
-def _chosen(y: np.ndarray, show: Sequence[int] | None) -> list[int]:
+def _labels_to_color(y: np.ndarray, show: Sequence[int] | None) -> list[int]:
     """The labels to color, ascending unless given."""
     found, counts = np.unique(y, return_counts=True)
     most = len(COLORS)
@@ -119,9 +119,9 @@ def _chosen(y: np.ndarray, show: Sequence[int] | None) -> list[int]:
     return chosen
 
 
-def _laid_out(x: Tensor, similarity: Metric) -> tuple[np.ndarray, float | None]:
-    """Coordinates [n, 2], and their share of the variance; None if they are the rows themselves."""
+def _coordinates(x: Tensor, similarity: Metric) -> tuple[np.ndarray, float | None]:
+    """Coordinates [n, 2] and their share of the variance, which is None if they are the rows themselves."""
     if x.shape[1] == 2:
         return x.double().numpy(), None
-    axes, share = principal(prepared(x, similarity).double().numpy(), 2)
+    axes, share = principal(prepare(x, similarity).double().numpy(), 2)
     return axes, share

@@ -30,13 +30,13 @@ def weights(
 ) -> Axes:
     """Plot the weight of each pair against its score: positive pairs as disks, negative pairs as crosses.
 
-    For triplets a pair shows the sum over the triplets that contain it. Pairs of weight 0 are drawn too, to show how
-    many pairs a loss ignores.
+    For triplets, a pair shows the sum over the triplets that contain it. Pairs of weight 0 are drawn pale, so that one
+    sees how many pairs a loss ignores.
 
     Args:
         explanation: the result of `loss.explain`, or {name: explanation}, distinguished by color.
         of: "weights" is p*, which sums to 1 over each group of the loss; "influence" is |dF/dl|, and "pull" is
-            |dF/ds|, the two that can be compared between losses whose groups differ.
+            |dF/ds|; the latter two can be compared between losses whose groups differ.
         legend: show a legend beside the axis.
         ax: the axis to draw on; a new figure if None.
 
@@ -67,7 +67,7 @@ def weights(
 
 
 def over_scores(found: Explanation, sign: int, of: Quantity) -> tuple[Tensor, Tensor]:
-    """Scores and quantities of the pairs of one sign, lowest score first."""
+    """Scores and quantities of the pairs of one sign, sorted by score."""
     values = getattr(found, of).abs()
     if values.ndim == 3:
         values = of_triplets(found, values, sign)
@@ -88,7 +88,7 @@ def _points(ax: Axes, scores: Tensor, values: Tensor, mark: str, color: str, lab
     """Draw pairs with weight in full color, those without in a pale one."""
     zero = values == 0
     size = 16 if len(values) <= 2000 else 7
-    # many points in a vector file take longer to draw than to compute
+    # rasterize many points, because drawing them from a vector file is slow
     shared: dict[str, Any] = {"marker": mark, "color": color, "linewidths": 0.9, "rasterized": len(values) > 2000}
     ax.scatter(scores[zero].numpy(), values[zero].numpy(), s=0.6 * size, alpha=0.18, **shared)
     ax.scatter(scores[~zero].numpy(), values[~zero].numpy(), s=size, alpha=0.75, label=label, **shared)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from nearfar.evaluation.summary import Evaluation
+from nearfar.evaluation.evaluate import Evaluation
 from nearfar.plot.style import COLORS, MARKS, axis, by_name, key, plain, words
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def recall_curve(
                 ax.annotate(f"{value:.1f}", (place, value), xytext=(6, -11), textcoords="offset points", fontsize=8)
     ax.set_xticks(range(len(ks)), [str(k) for k in ks])
     ax.set_xlim(-0.3, len(ks) - 0.55)
-    ax.use_sticky_edges = False  # else the axis cuts the lowest interval off
+    ax.use_sticky_edges = False  # otherwise the axis cuts off the lowest interval
     ax.autoscale(axis="y")
     ax.set_xlabel("K")
     ax.set_ylabel("recall@K, %")

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nearfar._utils.checks import check_choice, check_seed
-from nearfar.evaluation.summary import evaluate
+from nearfar._utils.checks import check_choice, check_seed, check_whole
+from nearfar.evaluation.evaluate import evaluate
 from nearfar.plot.maps import rows_and_labels
-from nearfar.plot.style import NEGATIVE, POSITIVE, axis, class_words
+from nearfar.plot.style import NEGATIVE, POSITIVE, axis, class_words, frame
 from nearfar.report.gallery import Query
 from nearfar.report.gallery import gallery as chosen_queries
-from nearfar.report.material import opener
-from nearfar.report.measures import MEASURES, Metric
-from nearfar.report.pictures import Pictures, has_black_ground, is_drawing, turned
+from nearfar.report.inputs import image_reader
+from nearfar.report.pictures import Pictures, has_black_background, invert_if, is_drawing
+from nearfar.report.similarities import SIMILARITIES, Metric
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["STEP", "gallery"]
 
 STEP = 1.25
-"""From one picture to the next, in widths of a picture."""
+"""The distance of neighboring pictures, in widths of a picture."""
 
 
 def gallery(
@@ -51,22 +51,21 @@ def gallery(
         near: how many neighbors each query shows.
         names: label -> name of the class, written above each picture.
         similarity: "cosine", "dot" or "euclidean".
-        seed: seed for the right answers, which are drawn at random.
+        seed: seed for drawing right answers.
         ax: the axis to draw on; a new figure if None.
     """
-    check_choice("plot.gallery", "similarity", similarity, MEASURES)
+    check_choice("plot.gallery", "similarity", similarity, SIMILARITIES)
     check_seed("plot.gallery", seed)
-    for name, value in (("queries", queries), ("near", near)):
-        if not isinstance(value, int) or value < 1:
-            raise ValueError(f"plot.gallery: {name} must be a whole number from 1 on, but came as {value!r}.")
+    check_whole("plot.gallery", "queries", queries)
+    check_whole("plot.gallery", "near", near)
     x, y = rows_and_labels("plot.gallery", embeddings, labels)
-    find = opener(images, [str(row) for row in range(len(x))])
-    if find is None:
-        raise TypeError("plot.gallery: images are needed, one a row, but None came.")
+    read = image_reader(images, [str(row) for row in range(len(x))])
+    if read is None:
+        raise TypeError("plot.gallery: images must hold one picture per row, but came as None.")
     found = evaluate(x, y, ks=(1,), similarity=similarity, resamples=0)
     worst = [row.label for row in found.worst]
     shown = chosen_queries(x, found.per_query, worst, queries=queries, near=near, similarity=similarity, seed=seed)
-    pictures = _opened(Pictures(find), shown)
+    pictures = _read(Pictures(read), shown)
     width, height = (near + 0.2) * STEP + 1.2, (len(shown) - 1) * STEP + 1.5
     ax = axis(ax, (0.72 * width, 0.72 * height))
     for line, query in enumerate(shown):
@@ -78,29 +77,23 @@ def gallery(
     return ax
 
 
-def _opened(source: Pictures, shown: list[Query]) -> dict[int, Any]:
+def _read(source: Pictures, shown: list[Query]) -> dict[int, Any]:
     """Arrays by row; drawings on a black background are inverted."""
     rows = {row for query in shown for row in (query.row, *query.near)}
     found = {row: picture for row in sorted(rows) if (picture := source.small(row)) is not None}
-    ink = bool(found) and is_drawing(found.values()) and has_black_ground(found.values())
-    return {row: np.asarray(turned(picture, ink)) for row, picture in found.items()}
+    ink = bool(found) and is_drawing(found.values()) and has_black_background(found.values())
+    return {row: np.asarray(invert_if(picture, ink)) for row, picture in found.items()}
 
 
 def _line(ax: Axes, line: int, query: Query, y: np.ndarray, pictures: dict[int, Any], names: Any) -> None:
     for place, row in enumerate((query.row, *query.near)):
-        left = place * STEP + (0.2 * STEP if place else 0)  # a gap between the query and what it found
+        left = place * STEP + (0.2 * STEP if place else 0)  # a gap after the query
         right = y[row] == y[query.row]
         if row in pictures:
             box = (left - 0.5, left + 0.5, line * STEP + 0.5, line * STEP - 0.5)
             ax.imshow(pictures[row], cmap="gray", vmin=0, vmax=255, extent=box, interpolation="nearest")
         color, style = ("#222222", "-") if not place else (POSITIVE, "-") if right else (NEGATIVE, "--")
-        ax.add_patch(_frame(left, line * STEP, color, style, wide=bool(place)))
+        width = 1.8 if place else 0.8
+        ax.add_patch(frame(left, line * STEP, 1.0, edgecolor=color, linestyle=style, linewidth=width))
         word = class_words(int(y[row]), names, most=14)
         ax.text(left, line * STEP - 0.53, word, ha="center", va="bottom", fontsize=6, color=color)
-
-
-def _frame(x: float, y: float, color: str, style: str, *, wide: bool) -> Any:
-    from matplotlib.patches import Rectangle
-
-    width = 1.8 if wide else 0.8
-    return Rectangle((x - 0.5, y - 0.5), 1, 1, fill=False, edgecolor=color, linestyle=style, linewidth=width)

@@ -20,6 +20,7 @@ __all__ = [
     "axis",
     "by_name",
     "class_words",
+    "frame",
     "key",
     "plain",
     "words",
@@ -28,13 +29,13 @@ __all__ = [
 Thing = TypeVar("Thing")
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7A5C00", "#333333")
-"""The palette of Okabe and Ito, which color-blind people can tell apart; its yellow, pale on white, made darker."""
+"""The palette of Okabe and Ito, which is safe for color blindness, with a darker yellow."""
 MARKS = "o^sDvPXh"
 POSITIVE, NEGATIVE, GRAY = COLORS[0], COLORS[1], "#8a8f94"
 
 
 def axis(ax: Axes | None, size: tuple[float, float]) -> Axes:
-    """The given axis, or that of a new pyplot figure, which a notebook shows by itself."""
+    """The given axis, or that of a new pyplot figure."""
     pyplot = need("matplotlib.pyplot", "nf.plot", "plot")
     if ax is None:
         _, ax = pyplot.subplots(figsize=size, layout="constrained")
@@ -46,10 +47,17 @@ def plain(ax: Axes) -> None:
     ax.spines[["top", "right"]].set_visible(False)
 
 
+def frame(x: float, y: float, side: float, **style: Any) -> Any:
+    """The outline of a square centered at (x, y)."""
+    from matplotlib.patches import Rectangle
+
+    return Rectangle((x - side / 2, y - side / 2), side, side, fill=False, **style)
+
+
 def words(text: object, most: int = 28) -> str:
-    """Escape text for a label: a dollar sign would start a formula, a leading underscore would hide it."""
+    """Shorten and escape text for a label; a dollar sign would start a formula, a leading underscore hide the label."""
     short = printable(text)
-    if len(short) > most:  # names of classes often differ at one end only: keep both
+    if len(short) > most:  # keep both ends: class names often differ at one end only
         short = f"{short[: most - most // 2 - 1]}…{short[-(most // 2) :]}"
     return (" " if short.startswith("_") else "") + short.replace("$", r"\$")
 
@@ -60,7 +68,7 @@ def class_words(label: int, names: Mapping[int, str] | None, most: int = 28) -> 
 
 
 def by_name(owner: str, given: Thing | Mapping[str, Thing], kind: type[Any]) -> dict[str, Thing]:
-    """A mapping by name: one object under an empty name, or several by name."""
+    """Objects by name; a single object gets an empty name."""
     if isinstance(given, kind):
         return {"": given}
     if isinstance(given, Mapping) and given and all(isinstance(each, kind) for each in given.values()):
@@ -68,7 +76,8 @@ def by_name(owner: str, given: Thing | Mapping[str, Thing], kind: type[Any]) -> 
     came = type(given).__name__
     if isinstance(given, Mapping):
         came = f"a mapping to {', '.join(sorted({type(each).__name__ for each in given.values()})) or 'nothing'}"
-    raise TypeError(f"plot.{owner}: an {kind.__name__} is drawn, or several as {{name: one}}, but {came} came.")
+    word = kind.__name__
+    raise TypeError(f"plot.{owner}: {word.lower()} must be an {word} or {{name: {word}}}, but came as {came}.")
 
 
 def key(ax: Axes) -> None:

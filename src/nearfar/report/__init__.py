@@ -9,5 +9,5 @@ __all__ = ["build", "write"]
 
 
 def __getattr__(name: str) -> Never:
-    """Name the nearest name."""
+    """Raise an AttributeError that suggests the nearest name."""
     raise no_such_name("nearfar.report", name, __all__)

@@ -1,4 +1,4 @@
-"""Confusion of the worst classes: how often the nearest neighbor of their queries belongs to which class."""
+"""Confusion of the worst classes: the classes of the nearest neighbors of their queries."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from nearfar.evaluation.summary import Evaluation
+from nearfar.evaluation.evaluate import Evaluation
 
 __all__ = ["Row", "confusion"]
 
@@ -21,7 +21,7 @@ class Row:
         example: the row nearest to the mean of the class, to illustrate it.
         recall_at_1: share of its queries whose nearest neighbor is right.
         queries: the number of its queries.
-        counts: how often each of the worst classes was found, and last how often any other class.
+        counts: how often each of the worst classes was found; the last count is for all other classes.
         mostly: the wrong class that was found most often, and how often; None if no wrong class was found.
     """
 
@@ -40,7 +40,7 @@ def confusion(x: Tensor, y: Tensor, evaluation: Evaluation, rows: np.ndarray, ne
         x: [n, d] vectors.
         y: [n] labels.
         evaluation: determines the worst classes.
-        rows: rows whose nearest neighbor is known; all rows of the worst classes must be among them.
+        rows: rows whose nearest neighbor is known, among them all rows of the worst classes.
         nearest: the nearest other row of each of these rows.
     """
     labels = y.numpy()

@@ -12,7 +12,7 @@ from html import escape
 
 from nearfar.report.journal import Panel, Series
 
-__all__ = ["curve", "curve_data", "span"]
+__all__ = ["Axis", "curve", "curve_data", "grid", "span"]
 
 WIDTH, HEIGHT = 320, 164
 LEFT, RIGHT, TOP, BOTTOM = 48, 14, 8, 28
@@ -32,8 +32,8 @@ def curve(panel: Panel, number: int, steps: tuple[float, float]) -> str:
     """
     series = panel.series[:8]
     values = [value for one in series for point in one.points for value in point[2:]]
-    x = _Axis(*steps, LEFT, WIDTH - RIGHT)
-    y = _Axis(*_padded(min(values), max(values)), HEIGHT - BOTTOM, TOP)
+    x = Axis(*steps, LEFT, WIDTH - RIGHT, name="step")
+    y = Axis(*_padded(min(values), max(values)), HEIGHT - BOTTOM, TOP)
     drawn = "".join(_drawn(one, i, x, y) for i, one in enumerate(series))
     several = len(series) > 1
     head = f"{escape(panel.title)}<small>{escape(panel.unit)}</small>{'' if several else _last(series[0])}"
@@ -43,7 +43,7 @@ def curve(panel: Panel, number: int, steps: tuple[float, float]) -> str:
     return (
         f'<figure class="curve" data-curve="{number}"><figcaption>{head}</figcaption>'
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label}">'
-        f'{_grid(x, y)}{drawn}<line class="cursor" y1="{TOP}" y2="{HEIGHT - BOTTOM}" x1="-9" x2="-9"/></svg>'
+        f'{grid(x, y)}{drawn}<line class="cursor" y1="{TOP}" y2="{HEIGHT - BOTTOM}" x1="-9" x2="-9"/></svg>'
         f"{legend}</figure>"
     )
 
@@ -59,18 +59,59 @@ def curve_data(panel: Panel, steps: tuple[float, float]) -> dict[str, object]:
     }
 
 
-class _Axis:
-    """A linear map from values to pixels."""
+class Axis:
+    """A map from values to pixels, linear or logarithmic, with ticks at round numbers.
 
-    def __init__(self, low: float, high: float, start: float, end: float) -> None:
+    Args:
+        low: the value at `start`.
+        high: the value at `end`.
+        start: the pixel of `low`.
+        end: the pixel of `high`.
+        log: whether the scale is logarithmic.
+        names: the names of the places 0, 1, ... on an axis of choices.
+        name: a short label, for an axis of x.
+    """
+
+    def __init__(
+        self,
+        low: float,
+        high: float,
+        start: float,
+        end: float,
+        *,
+        log: bool = False,
+        names: Sequence[str] = (),
+        name: str = "",
+    ) -> None:
         self.low, self.high = low, high if high > low else low + 1
-        self._start, self._end = start, end
+        self._start, self._end, self._log, self._names, self.name = start, end, log, names, name
 
     def __call__(self, value: float) -> float:
-        return self._start + (value - self.low) / (self.high - self.low) * (self._end - self._start)
+        """Map a value to its pixel."""
+        low, high, here = (math.log(v) if self._log else v for v in (self.low, self.high, value))
+        return self._start + (here - low) / (high - low) * (self._end - self._start)
 
-    def ticks(self, count: int) -> list[float]:
-        """Round numbers, about `count` of them."""
+    def ticks(self, count: int) -> list[tuple[float, str]]:
+        """About `count` values with their labels.
+
+        >>> [label for _, label in Axis(1e-4, 1e-2, 0, 100, log=True).ticks(5)]
+        ['0.0001', '0.001', '0.01']
+        """
+        if self._names:
+            longest = min(12, max(3, 40 // len(self._names)))
+            return [(float(place), name[:longest]) for place, name in enumerate(self._names)]
+        return [(value, _short(value)) for value in (self._decades() if self._log else self._round(count))]
+
+    def _decades(self) -> list[float]:
+        powers = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
+        for parts in ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 4, 5, 6, 7, 8, 9)):
+            found = [part * 10.0**power for power in powers for part in parts]
+            found = [value for value in found if self.low * 0.999 <= value <= self.high * 1.001]
+            if len(found) >= 3:
+                return found[:: math.ceil(len(found) / 5)]
+        return [self.low, self.high]
+
+    def _round(self, count: int) -> list[float]:
         rough = (self.high - self.low) / count
         power = 10.0 ** math.floor(math.log10(rough))
         step = next(f * power for f in (1, 2, 2.5, 5, 10) if f * power >= rough * 0.999)
@@ -83,21 +124,23 @@ def _padded(low: float, high: float) -> tuple[float, float]:
     return (0.0 if 0 <= low < 0.35 * high else low - room), high + room
 
 
-def _grid(x: _Axis, y: _Axis) -> str:
+def grid(x: Axis, y: Axis) -> str:
+    """Draw the horizontal lines of a chart, and the labels of both axes."""
     lines = [
         f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(v):.1f}" y2="{y(v):.1f}"/>'
-        f'<text class="tick" x="{LEFT - 8}" y="{y(v) + 4:.1f}" text-anchor="end">{_short(v)}</text>'
-        for v in y.ticks(4)
+        f'<text class="tick" x="{LEFT - 8}" y="{y(v) + 4:.1f}" text-anchor="end">{label}</text>'
+        for v, label in y.ticks(4)
     ]
     lines += [
-        f'<text class="tick" x="{x(v):.1f}" y="{HEIGHT - 6}" text-anchor="middle">{_short(v)}</text>'
-        for v in x.ticks(4)
+        f'<text class="tick" x="{x(v):.1f}" y="{HEIGHT - 6}" text-anchor="middle">{escape(label)}</text>'
+        for v, label in x.ticks(4)
     ]
-    lines.append(f'<text class="tick" x="0" y="{HEIGHT - 6}">step</text>')
+    if x.name:
+        lines.append(f'<text class="tick" x="0" y="{HEIGHT - 6}">{escape(x.name)}</text>')
     return "".join(lines)
 
 
-def _drawn(one: Series, place: int, x: _Axis, y: _Axis) -> str:
+def _drawn(one: Series, place: int, x: Axis, y: Axis) -> str:
     line = " ".join(f"{x(step):.1f},{y(mean):.1f}" for step, mean, _, _ in one.points)
     upper = [f"{x(step):.1f},{y(high):.1f}" for step, _, _, high in one.points]
     lower = [f"{x(step):.1f},{y(low):.1f}" for step, _, low, _ in reversed(one.points)]

@@ -1,8 +1,8 @@
-"""The choice of queries for the gallery, and their nearest neighbors.
+"""Choose the queries of the gallery, and find their nearest neighbors.
 
-Failures are sorted by the rank of the first right answer, then by the gap, the score of the nearest wrong answer minus
-that of the best right one. Half of the gallery are the worst failures, a quarter are failures of the ten worst classes,
-so that each of them can be inspected, and a quarter are right answers drawn at random.
+Failures are sorted by the rank of the first right answer, then by the gap: the best wrong score minus the best right
+score. Half of the gallery are the worst failures, a quarter are failures of the ten worst classes, and a quarter are
+right answers drawn at random.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from nearfar.evaluation.neighbors import neighbors
 from nearfar.evaluation.retrieval import PerQuery
-from nearfar.report.measures import MEASURES, Metric, prepared
+from nearfar.report.similarities import SIMILARITIES, Metric, prepare
 
 __all__ = ["Query", "gallery", "nearest"]
 
@@ -32,7 +32,7 @@ class Query:
     Attributes:
         row: the row of the query.
         rank: rank of the first right answer, from 1.
-        gap: best wrong score minus best right score; above 0 for a failure; None if there is no wrong answer.
+        gap: best wrong score minus best right score, above 0 for a failure; None if there is no wrong answer.
         near: the neighbors' rows, nearest first.
         scores: their scores.
         right: the row of the first right answer.
@@ -60,14 +60,14 @@ def gallery(
         queries: how many to choose.
         near: how many neighbors to list.
         similarity: "cosine", "dot" or "euclidean".
-        seed: seed for the right answers, which are drawn at random.
+        seed: seed for drawing right answers.
     """
     shown = [
         query
-        for rows, scores in _strips(x, _chosen(found, worst, queries, seed, x, similarity), similarity)
-        for query in _looked(rows, scores, found.labels, near)
+        for rows, scores in _strips(x, _choose(found, worst, queries, seed, x, similarity), similarity)
+        for query in _queries(rows, scores, found.labels, near)
     ]
-    return sorted(shown, key=lambda query: (-query.rank, -_or_least(query.gap), query.row))
+    return sorted(shown, key=lambda query: (-query.rank, math.inf if query.gap is None else -query.gap, query.row))
 
 
 def nearest(x: Tensor, rows: np.ndarray, similarity: Metric) -> np.ndarray:
@@ -76,12 +76,12 @@ def nearest(x: Tensor, rows: np.ndarray, similarity: Metric) -> np.ndarray:
         return np.zeros(0, dtype=np.int64)
     chosen = torch.from_numpy(rows)
     places = neighbors(x[chosen], x, k=2, similarity=similarity).places
-    # the row itself is first, unless an equal row precedes it
+    # the row itself comes first, unless an equal row precedes it
     other: np.ndarray = torch.where(places[:, 0] == chosen, places[:, 1], places[:, 0]).numpy()
     return other
 
 
-def _chosen(found: PerQuery, worst: list[int], queries: int, seed: int, x: Tensor, similarity: Metric) -> np.ndarray:
+def _choose(found: PerQuery, worst: list[int], queries: int, seed: int, x: Tensor, similarity: Metric) -> np.ndarray:
     counted = ~found.lone.numpy()
     rank, labels = found.rank.numpy(), found.labels.numpy()
     wrong, right = np.flatnonzero(counted & (rank > 1)), np.flatnonzero(counted & (rank == 1))
@@ -99,7 +99,7 @@ def _chosen(found: PerQuery, worst: list[int], queries: int, seed: int, x: Tenso
 def _worst_first(
     rows: np.ndarray, rank: np.ndarray, count: int, x: Tensor, labels: Tensor, similarity: Metric
 ) -> list[int]:
-    """The `count` worst rows. Gaps are measured only for rows whose rank may belong to them."""
+    """The `count` worst rows; gaps are computed only for rows whose rank can be among them."""
     if count <= 0 or not len(rows):
         return []
     cut = np.sort(rank[rows])[::-1][min(count, len(rows)) - 1]
@@ -111,10 +111,10 @@ def _worst_first(
 
 
 def _strips(x: Tensor, rows: np.ndarray, similarity: Metric) -> Iterator[tuple[Tensor, Tensor]]:
-    """Scores of some rows against all others, a few rows at a time."""
-    measure = MEASURES[similarity]
+    """Yield the scores of some rows against all others, a few rows at a time."""
+    measure = SIMILARITIES[similarity]
     with torch.no_grad():
-        ready = prepared(x, similarity)
+        ready = prepare(x, similarity)
         for part in torch.split(torch.from_numpy(rows), max(1, TILE // len(x))):
             scores = measure.scores(ready[part], ready)
             scores[torch.arange(len(part)), part] = -torch.inf
@@ -129,15 +129,15 @@ def _gaps(rows: Tensor, scores: Tensor, labels: Tensor) -> np.ndarray:
     return gaps
 
 
-def _looked(rows: Tensor, scores: Tensor, labels: Tensor, near: int) -> list[Query]:
-    """The `Query` of each row; rank and neighbors come from the same sorted list, ties by position."""
+def _queries(rows: Tensor, scores: Tensor, labels: Tensor, near: int) -> list[Query]:
+    """The `Query` of each row; rank and neighbors come from one sorted list, with ties by position."""
     gaps = _gaps(rows, scores, labels)
     ranked = scores.sort(dim=1, descending=True, stable=True)
     found = []
     for i, row in enumerate(rows.tolist()):
         order, values = ranked.indices[i], ranked.values[i]
         first = int((labels[order] == labels[row]).int().argmax())
-        if int(order[first]) == row:  # a class of one has no right answer but itself
+        if int(order[first]) == row:  # alone in its class: there is no right answer
             continue
         listed = min(near, scores.shape[1] - 1)
         found.append(
@@ -152,7 +152,3 @@ def _looked(rows: Tensor, scores: Tensor, labels: Tensor, near: int) -> list[Que
             )
         )
     return found
-
-
-def _or_least(gap: float | None) -> float:
-    return -math.inf if gap is None else gap

@@ -1,7 +1,6 @@
-"""Training curves from the journal of a run (JSON lines), a panel for each quantity.
+"""Training curves from the journal of a run (JSON lines), one panel per quantity; recall at several k shares a panel.
 
-Curves share a panel only where they are one quantity in one unit: recall at several k. Steps are reduced to a few
-hundred buckets; a bucket keeps its mean, lowest and highest value, so that a single peak is still visible.
+Steps are reduced to a few hundred buckets, each with its mean, lowest and highest value, so that peaks stay visible.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ __all__ = ["Journal", "Panel", "Series", "read_journal"]
 
 BUCKETS = 240
 MOST = 40
-"""The most panels of a run; what a callback of the user's writes comes last."""
+"""The most panels of a run; quantities of the user's own callbacks come last."""
 SIDES = {"validation": "held-out classes", "test": "test classes"}
 QUANTITIES = (
     (r"loss", "Loss", ""),
@@ -37,9 +36,9 @@ QUANTITIES = (
     (r"gradient", "Gradient norm", "before clipping"),
     (r"lr", "Learning rate", "of the trunk"),
 )
-"""Name in the journal, and what a page calls it: the quantity and its unit. Shares are shown in percent."""
+"""Pattern of a name in the journal, title and unit of its panel. Shares are shown in percent."""
 LARGEST = 1e300
-"""Larger numbers count as infinite: no axis can show them."""
+"""Larger numbers count as infinite, because no axis can show them."""
 SKIPPED = re.compile(r"^(step|epoch|time|seconds|elapsed|wall.*|training classes)$")
 
 
@@ -53,7 +52,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Panel:
-    """One quantity: its name, its unit, and its curves; more than one only for recall at several k."""
+    """One quantity: its name, its unit, and its curves."""
 
     title: str
     unit: str
@@ -62,7 +61,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Journal:
-    """The panels of a run, notes about problems of the file, and R@1 before training by name."""
+    """The panels of a run, notes about problems of the file, and R@1 before training by baseline."""
 
     panels: tuple[Panel, ...]
     notes: tuple[str, ...]
@@ -81,7 +80,7 @@ def read_journal(path: Path) -> Journal:
 
 
 def _flat(entry: dict[str, Any]) -> dict[str, float]:
-    """Numbers by name; one level of nesting ("metrics": {...}) is flattened."""
+    """Numbers by name, with one level of nesting ("metrics": {...}) flattened."""
     flat: dict[str, float] = {}
     for key, value in entry.items():
         if isinstance(value, dict):
@@ -92,7 +91,7 @@ def _flat(entry: dict[str, Any]) -> dict[str, float]:
 
 
 def _float(value: int | float) -> float:
-    """Convert a number to float, also an integer of any length; too large ones become infinite."""
+    """Convert a number to float; integers of any length too, and numbers beyond `LARGEST` become infinite."""
     if value > LARGEST or value < -LARGEST:
         return math.inf if value > 0 else -math.inf
     return float(value)

@@ -1,7 +1,7 @@
 """Two-dimensional maps of the space: PCA and t-SNE of up to a few thousand points.
 
-Both maps show the same points, so that the page can switch between them. Above the limit whole classes are sampled:
-the worst ten and others at random, because a class with two points left shows nothing.
+Both maps show the same points. If there are more than the limit, whole classes are sampled, the worst ten and others
+at random, because a few points do not show a class.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from nearfar._utils.extras import command, is_there
-from nearfar.report.measures import Metric, prepared
+from nearfar.report.similarities import Metric, prepare
 
 __all__ = ["MOST_FOR_TSNE", "Map", "flat_map", "on_grid", "principal", "sample", "without_tsne"]
 
 MOST_FOR_TSNE = 3000
 GRID = 10_000
-"""Coordinates are whole numbers from 0 to this: finer than any screen, and short to write."""
+"""Coordinates are integers from 0 to this: finer than a screen, and short as text."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,15 +40,15 @@ class Map:
 
 
 def flat_map(x: Tensor, y: Tensor, worst: list[int], *, points: int, similarity: Metric, seed: int) -> Map:
-    """Choose the points and compute both maps; for cosine of unit vectors, otherwise of the vectors as given."""
+    """Choose the points and compute both maps, for cosine of unit vectors, otherwise of the vectors as given."""
     rows = sample(y.numpy(), worst, points, seed)
-    axes, explained = principal(prepared(x[torch.from_numpy(rows)], similarity).double().numpy(), 50)
+    axes, explained = principal(prepare(x[torch.from_numpy(rows)], similarity).double().numpy(), 50)
     layout = _tsne(axes, seed) if 10 <= len(rows) <= MOST_FOR_TSNE and not without_tsne() else None
     return Map(rows, on_grid(axes[:, :2]), None if layout is None else on_grid(layout), explained)
 
 
 def without_tsne() -> str:
-    """Why this machine draws principal axes alone, in a sentence; empty where it draws t-SNE too."""
+    """A sentence that says why t-SNE is not available; empty if it is."""
     if all(map(is_there, ("sklearn", "threadpoolctl"))):
         return ""
     return f"The map shows principal axes alone: t-SNE needs scikit-learn, {command('report')}."
@@ -67,8 +67,8 @@ def sample(y: np.ndarray, worst: list[int], points: int, seed: int) -> np.ndarra
 def principal(x: np.ndarray, count: int) -> tuple[np.ndarray, float]:
     """Coordinates [n, min(count, d)] along the principal axes, and the share of variance of the first two.
 
-    The eigenvectors come from the smaller of the covariance [d, d] and the Gram matrix [n, n]; the sign of each axis
-    makes its largest coordinate positive, so that the same data give the same picture.
+    The eigenvectors come from the smaller of the covariance [d, d] and the Gram matrix [n, n]. The largest coordinate
+    on each axis is positive, so that the same data give the same picture.
     """
     centered = x - x.mean(axis=0)
     scale = np.abs(centered).max(initial=0.0)
@@ -90,8 +90,8 @@ def principal(x: np.ndarray, count: int) -> tuple[np.ndarray, float]:
 
 
 def _tsne(axes: np.ndarray, seed: int) -> np.ndarray | None:
-    """t-SNE of the first principal axes, on one thread: several sum in another order and give another picture."""
-    if not np.ptp(axes, axis=0).any():  # all points are one
+    """t-SNE of the first principal axes, on one thread, because several sum in another order."""
+    if not np.ptp(axes, axis=0).any():  # all points coincide
         return None
     from sklearn.manifold import TSNE
     from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]

@@ -1,12 +1,11 @@
 """`build` and `write`: one self-contained HTML page about an embedding.
 
-The scores come from `nearfar.evaluate`. The data of the page's scripts are one JSON block in which `<`, `>` and `&` are
-escaped, and the page's content security policy forbids any other script and any connection.
+The scores come from `nearfar.evaluate`. The data of the page's scripts is a JSON block with `<`, `>` and `&` escaped,
+and the page's content security policy forbids other scripts and all connections.
 """
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Sequence
 from importlib.resources import files
@@ -15,24 +14,24 @@ from typing import Any, TypedDict, Unpack
 
 import numpy as np
 
-from nearfar._utils.checks import check_choice, check_seed
+from nearfar._utils.checks import check_choice, check_seed, check_whole
 from nearfar._utils.files import atomic_write
 from nearfar._utils.page import FOOTER, allow, document, hash_of
 from nearfar._utils.progress import Watch
-from nearfar.evaluation.dealing import alone, ranks
-from nearfar.evaluation.summary import Evaluation, evaluate
+from nearfar.evaluation.evaluate import Evaluation, evaluate
+from nearfar.evaluation.parallel import current_group, single_process
 from nearfar.report import sections
 from nearfar.report.confusion import confusion
-from nearfar.report.contents import add_pictures, contents
 from nearfar.report.gallery import Query, gallery, nearest
+from nearfar.report.inputs import Inputs, Names, Source, read_inputs
 from nearfar.report.maps import MOST_FOR_TSNE, Map, flat_map, without_tsne
-from nearfar.report.material import Material, Names, Source, gather
-from nearfar.report.measures import MEASURES, Metric
+from nearfar.report.page_data import page_data
+from nearfar.report.similarities import SIMILARITIES, Metric
 
 __all__ = ["Options", "build", "write"]
 
 ROOM = 4_900_000
-"""Characters that a page of up to 200 queries may have; more queries may have more in proportion."""
+"""Characters of a page of up to 200 queries at most; with more queries, more in proportion."""
 SCRIPTS = ("theme.js", "page.js", "gallery.js", "map.js")
 
 
@@ -80,14 +79,14 @@ def build(
             optionally name, classes, images), or the path of a run folder (embeddings.npz and optionally
             journal.jsonl, config.yaml).
         names: one per row, such as file names.
-        classes: names of the classes: a mapping from labels, one for each of 0..max, or one for each label that there
-            is, in ascending order.
+        classes: names of the classes: a mapping from labels, a list for labels 0..max, or a list for the labels that
+            occur, in ascending order.
         images: a folder in which `names` are files, an array [n, h, w] or [n, h, w, 3] of uint8, a list of arrays or
-            paths, a mapping from names, or a function row -> PIL image, array or path. Pictures that cannot be read are
-            left out and counted.
+            paths, a mapping from names, or a function row -> PIL image, array or path. Unreadable pictures are left
+            out and counted.
         outside: allow names that lead out of the folder `images`, by `..` or by a link; otherwise they are an error.
-        findings: findings of the doctor, each with name, severity, evidence and remedy; by default, for a run folder,
-            those of its journal.
+        findings: findings of the doctor, each with name, severity, evidence and remedy; by default those of the
+            journal of a run folder.
         title: title of the page; by default the name of the file or folder.
         similarity: "cosine", "dot" or "euclidean".
         ks: which recall@K.
@@ -95,57 +94,53 @@ def build(
         queries: how many queries the gallery shows; up to 200 the page stays below 5 MB.
         near: how many neighbors each query shows.
         points: the most points on the map; t-SNE is drawn up to 3,000.
-        seed: seed of the intervals, of the right answers that the gallery draws, and of the map.
-        watch: called as watch(what, done, total) during the work; total is 0 where it is unknown.
+        seed: seed of the intervals, of the right answers in the gallery, and of the map.
+        watch: called as watch(what, done, total) during the work; total is 0 if unknown.
 
     Raises:
         ValueError: if vectors are not finite, no query has a right answer, or lengths do not agree.
         FileNotFoundError: if the source does not exist.
     """
-    check_choice("report", "similarity", similarity, MEASURES)
+    check_choice("report", "similarity", similarity, SIMILARITIES)
     check_seed("report", seed)
     for name, value in (("queries", queries), ("near", near), ("points", points)):
-        if not isinstance(value, int) or value < 1:
-            raise ValueError(f"report: {name} must be a whole number from 1 on, but came as {value!r}.")
+        check_whole("report", name, value)
     tell: Watch = watch or (lambda what, done, total: None)
-    material = gather(source, names=names, classes=classes, images=images, outside=outside, title=title)
+    inputs = read_inputs(source, names=names, classes=classes, images=images, outside=outside, title=title)
     evaluation = evaluate(
-        material.x, material.y, ks=ks, similarity=similarity, clustering=clustering, seed=seed, watch=watch
+        inputs.x, inputs.y, ks=ks, similarity=similarity, clustering=clustering, seed=seed, watch=watch
     )
-    if ranks().rank:
+    if current_group().rank:
         return ""
-    with alone():  # of several ranks, which share the search, the first goes on by itself
-        x, y, worst = material.x, material.y, [row.label for row in evaluation.worst]
+    with single_process():  # the ranks share the evaluation; only the first builds the page
+        x, y, worst = inputs.x, inputs.y, [row.label for row in evaluation.worst]
         found = gallery(x, evaluation.per_query, worst, queries=queries, near=near, similarity=similarity, seed=seed)
         tell("laying out the map", 0, 0)
         layout = flat_map(x, y, worst, points=points, similarity=similarity, seed=seed)
         rows = np.union1d(layout.rows, np.flatnonzero(np.isin(y.numpy(), worst)))
         first = nearest(x, rows, similarity)
         table = confusion(x, y, evaluation, rows, first)
-        data = contents(
-            material, evaluation, found, layout, table, dict(zip(rows.tolist(), first.tolist(), strict=True))
-        )
-        room = int(ROOM * max(1.0, queries / 200)) - len(_json(data).encode(errors="replace"))
-        unread = add_pictures(data, material, found, layout, table, room, watch)
-        doctor = _found_in(source) if findings is None else list(findings)
+        limit, nearest_row = int(ROOM * max(1.0, queries / 200)), dict(zip(rows.tolist(), first.tolist(), strict=True))
+        data, unread = page_data(inputs, evaluation, found, layout, table, nearest_row, limit=limit, watch=watch)
+        doctor = _doctor_findings(source) if findings is None else list(findings)
         body = [
-            sections.headline(material.title, evaluation, x.shape[1], similarity, material.journal.baselines),
+            sections.headline(inputs.title, evaluation, x.shape[1], similarity, inputs.journal.baselines),
             sections.scores(evaluation),
         ]
         body += [sections.findings(doctor)] if doctor is not None else []
-        body += [sections.curves(material.journal)] if material.journal.panels else []
+        body += [sections.curves(inputs.journal)] if inputs.journal.panels else []
         body += [_gallery_section(evaluation, found), _map_section(len(x), layout)]
-        body += [sections.confusion(table, material.classes, evaluation.classes <= len(table))]
+        body += [sections.confusion(table, inputs.classes, evaluation.classes <= len(table))]
         settings = {"similarity": similarity, "seed": seed, "queries in the gallery": len(found)}
-        body += [sections.setup(material.config, settings, _left_out(material, doctor, unread))]
-        return _assemble(material.title, body, data)
+        body += [sections.setup(inputs.config, settings, _missing(inputs, doctor, unread))]
+        return _assemble(inputs.title, body, data)
 
 
 def write(path: str | os.PathLike[str], source: Source, **options: Unpack[Options]) -> Path:
     """Write the page to `path`, completely or not at all; keyword arguments as in `build`."""
     target = Path(path)
     text = build(source, **options)
-    if ranks().rank:
+    if current_group().rank:
         return target
     with (
         atomic_write(target) as temporary,
@@ -155,29 +150,29 @@ def write(path: str | os.PathLike[str], source: Source, **options: Unpack[Option
     return target
 
 
-def _found_in(source: Source) -> list[Any] | None:
-    """The doctor's findings in the journal of a run folder; None if there is no journal that it can read."""
+def _doctor_findings(source: Source) -> list[Any] | None:
+    """The doctor's findings on a run folder; None if it has no readable journal."""
     if not isinstance(source, str | os.PathLike) or not (Path(source) / "journal.jsonl").is_file():
         return None
     try:
-        from nearfar.doctor import diagnose_run  # it reads the configuration through `train`, which a page may lack
+        from nearfar.doctor import diagnose_run  # reading the configuration may need packages that a page does not
 
         return list(diagnose_run(Path(source)).findings)
     except (ImportError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError):
         return None
 
 
-def _left_out(material: Material, findings: list[Any] | None, unread: int) -> list[str]:
+def _missing(inputs: Inputs, findings: list[Any] | None, unread: int) -> list[str]:
     notes = []
-    if not material.journal.panels:
+    if not inputs.journal.panels:
         notes.append("Curves: there is no journal.")
     if findings is None:
-        notes.append("The doctor’s findings: none were handed over.")
-    if material.picture is None:
+        notes.append("The doctor’s findings: none were given.")
+    if inputs.picture is None:
         notes.append("Pictures: there are none; names stand in their place.")
     elif unread:
         notes.append(f"{unread:,} pictures could not be read; names stand in their place.")
-    if not material.config.strip():
+    if not inputs.config.strip():
         notes.append("config.yaml: there is none.")
     return notes
 
@@ -204,7 +199,7 @@ def _map_section(total: int, layout: Map) -> str:
     return sections.section("map", "Map", lead, '<div id="map-body"></div>')
 
 
-def _assemble(title: str, body: list[str], data: dict[str, Any]) -> str:
+def _assemble(title: str, body: list[str], data: str) -> str:
     here = files("nearfar.report")
     script = "\n".join(here.joinpath(name).read_text(encoding="utf-8") for name in SCRIPTS)
     written = "\n".join(body)
@@ -215,7 +210,7 @@ def _assemble(title: str, body: list[str], data: dict[str, Any]) -> str:
 </main>
 {FOOTER}
 <dialog id="detail" aria-labelledby="detail-title"></dialog>
-<script type="application/json" id="data">{_json(data)}</script>
+<script type="application/json" id="data">{data}</script>
 <script>{script}</script>"""
     return document(
         f"{title} · nearfar",
@@ -237,11 +232,3 @@ def _nav(body: str) -> str:
     }
     there = [name for name in titles if f'<section id="{name}"' in body]
     return "".join(f'<a href="#{name}">{titles[name]}</a>' for name in there)
-
-
-def _json(data: Any) -> str:
-    """JSON with `<`, `>` and `&` escaped, so that no name can end the script block."""
-    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    for character in "<>&\u2028\u2029":
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    return text

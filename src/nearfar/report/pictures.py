@@ -1,8 +1,8 @@
-"""Thumbnails within a size limit: pictures are reduced, encoded and embedded in a given number of characters.
+"""Thumbnails within a size limit: pictures are reduced and encoded in a given number of characters.
 
-Photographs become WebP (JPEG where Pillow lacks it), as large and as good as fits: sizes and qualities in `LADDER` are
-tried from the best until all of them fit. Small gray drawings are encoded without loss; if their background is black
-(as in `glyphs` or MNIST) they are inverted, so that ink is dark on light, and the page inverts them back in dark mode.
+Photographs become WebP (JPEG if Pillow lacks it) in the first size and quality of `LADDER` in which all of them fit.
+Small gray drawings are encoded without loss; if their background is black (as in `glyphs` or MNIST) they are inverted
+to dark ink on light, and the page inverts them back in dark mode.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ import numpy as np
 from nearfar._utils.checks import printable
 from nearfar._utils.progress import Watch
 
-__all__ = ["Atlas", "Pictures", "Thumbnails", "Watch", "as_picture", "has_black_ground", "is_drawing", "turned"]
+__all__ = ["Atlas", "Pictures", "Thumbnails", "as_picture", "has_black_background", "invert_if", "is_drawing"]
 
 LADDER = ((128, 60), (112, 56), (96, 54), (96, 42), (80, 40), (64, 36), (48, 32), (32, 25))
 ATLAS = ((48, 40), (40, 36), (32, 32), (24, 28), (16, 25))
 DRAWING = 64
-"""The longest side, in pixels, of a gray picture that is kept without loss."""
+"""The longest side, in pixels, of a gray picture that is encoded without loss."""
 
 
 @dataclass(frozen=True)
 class Thumbnails:
-    """Encoded pictures by row: `mime` and base64 text; `ink` if they are drawings, dark on light."""
+    """Base64 text by row, and its `mime` type; `ink` if drawings were inverted to dark on light."""
 
     mime: str = ""
     ink: bool = False
@@ -49,15 +49,15 @@ class Atlas:
 
 
 class Pictures:
-    """Open pictures by row, each once, and count those that cannot be read.
+    """Read pictures by row, each once, and collect the rows of those that cannot be read.
 
     Args:
-        opener: row -> array, path or PIL image; None for no picture.
+        read: row -> array, path or PIL image; None for no picture.
         watch: called as watch(what, done, total) during the work.
     """
 
-    def __init__(self, opener: Callable[[int], Any], watch: Watch | None = None) -> None:
-        self._opener = opener
+    def __init__(self, read: Callable[[int], Any], watch: Watch | None = None) -> None:
+        self._read = read
         self._watch = watch
         self._small: dict[int, Any] = {}
         self.missing: set[int] = set()
@@ -66,7 +66,7 @@ class Pictures:
         """The picture of a row with sides of at most 128 pixels, or None if it cannot be read."""
         if row not in self._small and row not in self.missing:
             try:
-                picture = as_picture(self._opener(row))
+                picture = as_picture(self._read(row))
             except (OSError, LookupError):  # a missing or broken file, or a missing member of an archive
                 picture = None
             if picture is None:
@@ -84,38 +84,35 @@ class Pictures:
         if not found:
             return Thumbnails()
         if is_drawing(found.values()):
-            ink = has_black_ground(found.values())
-            mime, encode = _lossless()
-            data = {row: _text(encode(turned(picture, ink))) for row, picture in found.items()}
+            ink = has_black_background(found.values())
+            data = {row: _encode(invert_if(picture, ink)) for row, picture in found.items()}
             if sum(map(len, data.values())) <= room:
-                return Thumbnails(mime, ink, True, data)
-        mime, data = _lossy(found, room)
-        return Thumbnails(mime, False, False, data)
+                return Thumbnails(_mime(lossless=True), ink, True, data)
+        return Thumbnails(_mime(), False, False, _encode_to_fit(found, room))
 
     def atlas(self, rows: list[int], room: int) -> Atlas | None:
-        """One picture of all rows, in order, a tile each; None if not even tiny tiles fit into `room` characters."""
+        """One picture with a tile per row, in order; None if even the smallest tiles exceed `room` characters."""
         found = [self.small(row) for row in rows]
         there = [picture for picture in found if picture is not None]
         if not there:
             return None
         across = int(np.ceil(np.sqrt(len(found))))
         if is_drawing(there):
-            ink = has_black_ground(there)
+            ink = has_black_background(there)
             side = max(max(picture.size) for picture in there)
-            sheet = _sheet([turned(p, ink) if p is not None else None for p in found], side, across, "L")
-            mime, encode = _lossless()
-            text = _text(encode(sheet))
+            sheet = _sheet([invert_if(p, ink) if p is not None else None for p in found], side, across, "L")
+            text = _encode(sheet)
             if len(text) <= room:
-                return Atlas(f"data:{mime};base64,{text}", side, across, ink)
+                return Atlas(f"data:{_mime(lossless=True)};base64,{text}", side, across, ink)
         for side, quality in ATLAS:
-            mime, text = _encode(_sheet(found, side, across, "RGB"), quality)
+            text = _encode(_sheet(found, side, across, "RGB"), quality)
             if len(text) <= room:
-                return Atlas(f"data:{mime};base64,{text}", side, across, False)
+                return Atlas(f"data:{_mime()};base64,{text}", side, across, False)
         return None
 
 
 def as_picture(thing: Any) -> Any:
-    """Convert an array, a tensor, a path or an image to a PIL image, gray or RGB; None stays None."""
+    """Convert an array, a tensor, a path or an image to a gray or RGB PIL image; None stays None."""
     from PIL import Image
 
     if thing is None:
@@ -140,7 +137,7 @@ def _file(path: Path) -> Any:
 
     try:
         with open_picture(path) as opened:
-            opened.draft("RGB", (2 * LADDER[0][0], 2 * LADDER[0][0]))  # JPEG decodes at a fraction of its size
+            opened.draft("RGB", (2 * LADDER[0][0], 2 * LADDER[0][0]))  # JPEG can be decoded at a fraction of its size
             image = ImageOps.exif_transpose(opened)
             image.load()
     except UNREADABLE:
@@ -170,13 +167,13 @@ def is_drawing(pictures: Iterable[Any]) -> bool:
     return all(picture.mode == "L" and max(picture.size) <= DRAWING for picture in pictures)
 
 
-def has_black_ground(pictures: Iterable[Any]) -> bool:
+def has_black_background(pictures: Iterable[Any]) -> bool:
     """Whether most of the pictures are mostly black: drawings on a black background."""
     dark = [float(np.median(np.asarray(picture))) < 64 for picture in pictures]
     return 2 * sum(dark) > len(dark)
 
 
-def turned(picture: Any, ink: bool) -> Any:
+def invert_if(picture: Any, ink: bool) -> Any:
     """The picture, or with `ink` its negative."""
     from PIL import ImageOps
 
@@ -194,56 +191,41 @@ def _sheet(pictures: list[Any], side: int, across: int, mode: str) -> Any:
     return sheet
 
 
-def _lossy(found: dict[int, Any], room: int) -> tuple[str, dict[int, str]]:
-    """Encode at decreasing size and quality until all fit; a sample of 40 shows which steps can be skipped."""
+def _encode_to_fit(found: dict[int, Any], room: int) -> dict[int, str]:
+    """Encode at decreasing size and quality until all fit; a sample of 40 tells which steps to skip."""
     sample = list(found.values())[:: max(1, len(found) // 40)]
-    mime = ""
     data: dict[int, str] = {}
-    for step, (side, quality) in enumerate(LADDER):
-        last = step == len(LADDER) - 1
-        guess = sum(len(_encode(_reduced(p, side), quality)[1]) for p in sample) / len(sample) * len(found)
-        if guess > 1.05 * room and not last:
+    for side, quality in LADDER:
+        guess = sum(len(_encode(_shrink(p, side), quality)) for p in sample) / len(sample) * len(found)
+        if guess > 1.05 * room and side != LADDER[-1][0]:
             continue
-        data = {}
-        for row, picture in found.items():
-            mime, data[row] = _encode(_reduced(picture, side), quality)
+        data = {row: _encode(_shrink(picture, side), quality) for row, picture in found.items()}
         if sum(map(len, data.values())) <= room:
             break
-    return mime, data
+    return data
 
 
-def _reduced(picture: Any, side: int) -> Any:
+def _shrink(picture: Any, side: int) -> Any:
     small = picture.convert("RGB")
     small.thumbnail((side, side))
     return small
 
 
-def _encode(picture: Any, quality: int) -> tuple[str, str]:
-    from PIL import features
-
+def _encode(picture: Any, quality: int | None = None) -> str:
+    """Encode a picture as base64 text, without loss if no quality is given."""
     buffer = io.BytesIO()
-    if features.check("webp"):
-        picture.save(buffer, format="WEBP", quality=quality, method=4)
-        return "image/webp", _text(buffer.getvalue())
-    picture.save(buffer, format="JPEG", quality=quality, optimize=True)
-    return "image/jpeg", _text(buffer.getvalue())
+    mime = _mime(lossless=quality is None)
+    if mime == "image/webp":
+        picture.save(buffer, format="WEBP", lossless=quality is None, quality=quality or 60, method=4)
+    elif mime == "image/jpeg":
+        picture.save(buffer, format="JPEG", quality=quality, optimize=True)
+    else:
+        picture.save(buffer, format="PNG", optimize=True)
+    return base64.b64encode(buffer.getvalue()).decode("ascii")
 
 
-def _lossless() -> tuple[str, Callable[[Any], bytes]]:
+def _mime(*, lossless: bool = False) -> str:
+    """The type of encoded pictures: WebP if Pillow has it, else PNG without loss or JPEG with loss."""
     from PIL import features
 
-    webp = features.check("webp")
-
-    def encode(picture: Any) -> bytes:
-        buffer = io.BytesIO()
-        if webp:
-            picture.save(buffer, format="WEBP", lossless=True, quality=60, method=4)
-        else:
-            picture.save(buffer, format="PNG", optimize=True)
-        return buffer.getvalue()
-
-    return ("image/webp" if webp else "image/png"), encode
-
-
-def _text(data: bytes) -> str:
-    return base64.b64encode(data).decode("ascii")
+    return "image/webp" if features.check("webp") else "image/png" if lossless else "image/jpeg"

@@ -1,4 +1,4 @@
-"""The static sections of the page: headline, scores, confusion, findings, configuration; all text is escaped."""
+"""The static sections of the page: headline, scores, curves, findings, confusion, configuration. Text is escaped."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from html import escape
 from typing import Any
 
 from nearfar.evaluation.bootstrap import Interval
-from nearfar.evaluation.summary import Evaluation
+from nearfar.evaluation.evaluate import Evaluation
 from nearfar.report.confusion import Row
 from nearfar.report.curves import curve, span
 from nearfar.report.journal import Journal
@@ -39,11 +39,11 @@ MEANING = {
 }
 
 BEFORE = {"input": "Input vectors", "untrained": "Untrained network"}
-"""Baselines of recall@1, by their key in the journal."""
+"""Titles of the baselines of recall@1, by their key in the journal."""
 
 
 def banner(what: str, nav: str) -> str:
-    """The line at the top: a link that skips to the content, the name, links to the sections, the switch of colors."""
+    """The top of a page: a link to the content, the name, links to the sections, and the switch of colors."""
     return f"""<a class="skip" href="#main">Skip to the {what}</a>
 <header class="top">
 <p class="brand"><svg viewBox="0 0 20 20" aria-hidden="true"><circle cx="6" cy="12" r="3.4"/>\
@@ -65,7 +65,7 @@ def section(name: str, title: str, lead: str, body: str) -> str:
 def headline(
     title: str, evaluation: Evaluation, width: int, similarity: str, before: Mapping[str, float] | None = None
 ) -> str:
-    """Recall@1 with its interval, the size of the data, and recall@1 before training if it is known."""
+    """The first section: recall@1 with its interval, the size of the data, and recall@1 before training if known."""
     value = evaluation.precision_at_1
     bar = evaluation.intervals.get("precision_at_1")
     unit = "classes" if evaluation.unit == "class" else "queries"
@@ -88,7 +88,7 @@ def headline(
 def opening(
     title: str, kicker: str, value: float, sentence: str, facts: Sequence[tuple[str, str, str]], below: str = ""
 ) -> str:
-    """The first section: one large score, a sentence, and facts (name, number, note); what is `below` it is HTML."""
+    """A first section: one large score, a sentence, and facts (name, number, note); `below` the score is HTML."""
     listed = "".join(
         f"<div><dt>{name}</dt><dd>{number}{f'<small>{note}</small>' if note else ''}</dd></div>"
         for name, number, note in facts
@@ -113,7 +113,7 @@ def percent(value: float) -> str:
 
 
 def _band(value: float, bar: Interval | None) -> str:
-    """Draw an interval as a band on 0..100 with a mark at the value."""
+    """An interval as a band on 0..100 with a mark at the value."""
     band = ""
     if bar is not None:
         low, high = max(0.0, 100 * bar.low), min(100.0, 100 * bar.high)
@@ -127,7 +127,7 @@ def scores(evaluation: Evaluation) -> str:
     lines = []
     for name, value in evaluation.scores().items():
         if name == "precision_at_1" and 1 in evaluation.recall:
-            continue  # the same number under another name
+            continue  # the same number
         title, meaning = _meaning(name)
         bar = evaluation.intervals.get(name) or evaluation.intervals.get(f"{name} over starts")
         starts = name not in evaluation.intervals and bar is not None
@@ -164,7 +164,7 @@ def curves(journal: Journal) -> str:
 
 
 def findings(found: Sequence[Any]) -> str:
-    """The doctor's findings, each with its severity, evidence and remedy."""
+    """The doctor's findings, each with severity, evidence and remedy."""
     items = []
     for one in found:
         get = one.get if isinstance(one, Mapping) else lambda key, item=one: getattr(item, key, "")
@@ -190,12 +190,12 @@ def _number(value: Any) -> str:
 
 
 def confusion(table: Sequence[Row], classes: Mapping[int, str], everything: bool) -> str:
-    """The heat map of the worst classes, with a number in each cell and the diagonal marked.
+    """A heat map of the worst classes, with a count in each cell and a framed diagonal.
 
     Args:
         table: rows of `nearfar.report.confusion`.
         classes: label -> name.
-        everything: whether these are all classes, so that no column for other classes is needed.
+        everything: whether these are all classes, which need no column for others.
     """
     heads = "".join(
         f'<th scope="col"><abbr title="{escape(classes[row.label])}">{place}</abbr>{_picture(row)}</th>'
@@ -248,7 +248,7 @@ def _line(place: int, row: Row, classes: Mapping[int, str], everything: bool) ->
 
 
 def setup(config: str, settings: Mapping[str, Any], notes: Sequence[str]) -> str:
-    """Configuration, settings of the page, versions, and notes about what was left out."""
+    """Configuration, settings of the page, versions, and notes about what is missing."""
     written = f"<h3>config.yaml</h3><pre tabindex=0>{escape(config)}</pre>" if config.strip() else ""
     tables = "".join(f"<div>{pairs(*each)}</div>" for each in (("This page", settings), ("Versions", versions())))
     left = "".join(f"<li>{escape(note)}</li>" for note in notes)
@@ -257,7 +257,7 @@ def setup(config: str, settings: Mapping[str, Any], notes: Sequence[str]) -> str
 
 
 def pairs(title: str, values: Mapping[str, Any]) -> str:
-    """A heading, and a list of names with their values."""
+    """A heading and a list of names with their values."""
     lines = "".join(f"<div><dt>{escape(str(k))}</dt><dd>{escape(str(v))}</dd></div>" for k, v in values.items())
     return f'<h3>{escape(title)}</h3><dl class="pairs">{lines}</dl>'
 
@@ -266,10 +266,12 @@ def versions() -> dict[str, str]:
     """Versions of the software that computed the scores."""
     from importlib.metadata import PackageNotFoundError, version
 
-    found = {}
-    for name in ("nearfar", "torch", "numpy", "scikit-learn"):
+    from nearfar import __version__
+
+    found = {"nearfar": __version__}
+    for name in ("torch", "numpy", "scikit-learn"):
         try:
             found[name] = version(name)
-        except PackageNotFoundError:  # run from a source tree that is not installed
+        except PackageNotFoundError:  # it is optional
             found[name] = "unknown"
     return found | {"python": platform.python_version()}

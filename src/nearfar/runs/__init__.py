@@ -1,4 +1,4 @@
-"""A run on paper: its configuration, the parts that it names, and its journal. `nearfar.train` makes it happen."""
+"""The configuration of a run, the parts that it names, and the journal. `nearfar.train` runs it."""
 
 from nearfar.runs.config import Config, Part, load, parse, to_yaml
 

@@ -1,4 +1,4 @@
-"""Which configuration keys may change when a run is resumed; a change of any other key is an error that names it."""
+"""Which configuration keys may change when a run is resumed; a change of another key is an error that names it."""
 
 from __future__ import annotations
 
@@ -38,20 +38,20 @@ MAY_CHANGE = (
     "training.trackers",
 )
 """Keys that may change when a run is resumed."""
-START = ("model.pretrained", "model.weights")
-"""Keys that a network was begun with, and that its checkpoints do not need."""
+INITIALIZATION = ("model.pretrained", "model.weights")
+"""Keys that initialize a network, and that do not matter once there is a checkpoint."""
 
 
 def check_resumable(before: Mapping[str, Any], now: Config, step: int) -> None:
-    """Refuse to resume with a configuration that contradicts the steps that were taken.
+    """Refuse to resume with a configuration that contradicts the steps taken so far.
 
     Args:
-        before: the configuration in the checkpoint, as `to_tree` gives it.
+        before: the configuration in the checkpoint, as `to_tree` returned it.
         now: the configuration to resume with.
         step: the step of the checkpoint.
 
     Raises:
-        ValueError: a key differs that may not, or can no longer be followed.
+        ValueError: a key differs that may not change, or that comes too late.
     """
     _check(before, now, lambda name: name not in MAY_CHANGE, f"may change in a resumed run are {', '.join(MAY_CHANGE)}")
     if now.training.steps < step:
@@ -66,12 +66,12 @@ def check_resumable(before: Mapping[str, Any], now: Config, step: int) -> None:
 
 
 def check_network(before: Mapping[str, Any], now: Config) -> None:
-    """Refuse weights of a network that differs from the one in the configuration.
+    """Refuse weights whose network differs from the one in the configuration.
 
     Raises:
         ValueError: a key of the network differs.
     """
-    which = [name for name in flat(to_tree(now)) if name.startswith("model.") and name not in START]
+    which = [name for name in flat(to_tree(now)) if name.startswith("model.") and name not in INITIALIZATION]
     _check(before, now, lambda name: name in (*which, "training.precision"), "may change are keys outside model")
 
 

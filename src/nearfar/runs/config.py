@@ -1,4 +1,4 @@
-"""The configuration of a run: frozen dataclasses, read from YAML and flags; it holds names and never runs code."""
+"""Read and write the configuration of a run: frozen dataclasses from YAML and flags; reading never runs code."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = [
     "OptimizerConfig",
     "Part",
     "TrainingConfig",
-    "changed",
+    "apply_flags",
     "flat",
     "load",
     "option",
@@ -44,16 +44,16 @@ NAMED = {
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]
-    """A safe YAML loader: 1e-3 is a number (YAML 1.1 wants 1.0e-3); aliases and keys that occur twice are errors."""
+    """A safe YAML loader that reads 1e-3 as a number (YAML 1.1 needs 1.0e-3) and refuses aliases and repeated keys."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        """Refuse aliases: a few lines of them can expand to a tree of any size."""
+        """Refuse aliases, since a few lines of them can expand to a huge tree."""
         if self.check_event(yaml.AliasEvent):
             raise yaml.YAMLError("it holds an alias (*name); write the value out")
         return super().compose_node(parent, index)
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-        """Refuse a key that occurs twice: the second value would replace the first one without a word."""
+        """Refuse a repeated key, whose second value would silently replace the first."""
         lines: dict[Any, int] = {}
         for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
             name, line = self.construct_object(key), key.start_mark.line + 1
@@ -76,9 +76,9 @@ _Loader.add_implicit_resolver(
 
 
 def read_yaml(owner: str, text: str) -> Any:
-    """Read plain values from YAML; tags that would construct objects are errors."""
+    """Read plain values from YAML; tags that construct objects are errors."""
     try:
-        return yaml.load(text, Loader=_Loader)  # a SafeLoader with one more number format
+        return yaml.load(text, Loader=_Loader)
     except _DuplicateKeyError as error:
         raise _DuplicateKeyError(f"{owner}: {error}.") from None
     except yaml.YAMLError as error:
@@ -90,8 +90,8 @@ def read_yaml(owner: str, text: str) -> Any:
 def load(path: Path | None, flags: Sequence[tuple[str, str]] = ()) -> Config:
     """Read a configuration from a file (None: the defaults) and apply flags such as ("loss.k", "160").
 
-    The order of flags does not matter: a section is applied before its keys, and a name before the options of what it
-    names. A flag that comes twice with different values is an error.
+    The order of the flags does not matter: sections are applied before their keys, and names before other options. A
+    flag that is given twice with different values is an error.
     """
     tree: Any = {}
     if path is not None:
@@ -101,7 +101,7 @@ def load(path: Path | None, flags: Sequence[tuple[str, str]] = ()) -> Config:
     return parse(_with_flags(tree, flags))
 
 
-def changed(config: Config, flags: Sequence[tuple[str, str]]) -> Config:
+def apply_flags(config: Config, flags: Sequence[tuple[str, str]]) -> Config:
     """Apply flags to a configuration, as `load` does to the one in a file."""
     return parse(_with_flags(to_tree(config), flags))
 
@@ -112,49 +112,35 @@ def parse(tree: Any) -> Config:
 
 
 def _with_flags(tree: Any, flags: Sequence[tuple[str, str]]) -> Any:
-    """The tree, changed in place by keys ("loss.k", "160") and whole sections ("loss", "{name: DroTopK, k: 160}")."""
-    before = _sizes(tree)
-    for name, text in sorted(_without_repeats(flags).items(), key=lambda flag: _rank(flag[0])):
+    """Change a tree in place by keys ("loss.k", "160") and whole sections ("loss", "{name: DroTopK, k: 160}")."""
+    texts, before, given = dict[str, str](), _data_sizes(tree), set[tuple[str, ...]]()
+    for name, text in flags:
+        if texts.setdefault(name, text) != text:
+            raise ValueError(f"config: --{name} came twice, as {texts[name]} and as {text}; keep one of them.")
+    for name, text in sorted(texts.items(), key=lambda flag: (flag[0].count("."), not flag[0].endswith(".name"))):
+        values: dict[tuple[str, ...], Any]
         if name in SECTIONS:
-            for key, value in _mapping(name, text).items():
-                _put(tree, [name, str(key)], value, name)
+            values = {(name, str(key)): value for key, value in _mapping(name, text).items()}
         else:
-            _put(tree, name.split("."), read_yaml(f"--{name}", text), name)
-    _fit_train_size(tree, before, flags)
+            values = {tuple(name.split(".")): read_yaml(f"--{name}", text)}
+        for path, value in values.items():
+            _put(tree, path, value, name)
+            given.add(path)
+    if ("data", "size") in given and ("data", "train_size") not in given and before[1] is not None:
+        sizes = (_data_sizes(tree)[0], *before)
+        known = all(isinstance(size, int) and size > 0 for size in sizes)
+        tree["data"]["train_size"] = max(1, round(sizes[0] * sizes[2] / sizes[1])) if known else None
     return tree
 
 
-def _sizes(tree: Any) -> tuple[Any, Any]:
-    """The pixels a side of evaluation and of training alone."""
+def _data_sizes(tree: Any) -> tuple[Any, Any]:
+    """`data.size` and `data.train_size`, which keep their ratio if flags set only the first."""
     section = tree.get("data") if isinstance(tree, dict) else None
     return (section.get("size"), section.get("train_size")) if isinstance(section, dict) else (None, None)
 
 
-def _fit_train_size(tree: Any, before: tuple[Any, Any], flags: Sequence[tuple[str, str]]) -> None:
-    """Change `data.train_size` in proportion where flags set `data.size` alone; null if the proportion is unknown."""
-    whole = [("data", key) for name, text in flags if name == "data" for key in _mapping(name, text)]
-    given = {*whole, *(tuple(name.split(".")) for name, _ in flags)}
-    if ("data", "size") in given and ("data", "train_size") not in given and before[1] is not None:
-        size, (old, train) = _sizes(tree)[0], before
-        known = all(isinstance(value, int) and value > 0 for value in (size, old, train))
-        tree["data"]["train_size"] = max(1, round(size * train / old)) if known else None
-
-
-def _without_repeats(flags: Sequence[tuple[str, str]]) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for name, text in flags:
-        if found.setdefault(name, text) != text:
-            raise ValueError(f"config: --{name} came twice, as {found[name]} and as {text}; keep one of them.")
-    return found
-
-
-def _rank(name: str) -> tuple[int, bool]:
-    """Where a flag stands in the order of application; see `load`."""
-    return name.count("."), not name.endswith(".name")
-
-
 def _mapping(section: str, text: str) -> Mapping[str, Any]:
-    """Parse a section given as a flag: a mapping, or for a loss or a sampler its name; the name is applied first."""
+    """Parse a section given as a flag: a mapping, or only the name of a loss or a sampler. The name comes first."""
     try:
         value = read_yaml(f"--{section}", text)
     except _DuplicateKeyError:
@@ -174,19 +160,19 @@ def _mapping(section: str, text: str) -> Mapping[str, Any]:
     return dict(sorted(value.items(), key=lambda item: item[0] != "name"))
 
 
-def _put(tree: Any, path: list[str], value: Any, name: str) -> None:
+def _put(tree: Any, path: Sequence[str], value: Any, name: str) -> None:
     for key in path[:-1]:
         if not isinstance(tree, dict):
             break
         if isinstance(tree.get(key), str) and path[0] in NAMED:
-            tree[key] = {"name": tree[key]}  # a loss, a sampler or a part of one, written as its name alone
+            tree[key] = {"name": tree[key]}  # a loss, a sampler or a part of one, given by name only
         if tree.get(key) is None:
             tree[key] = {}
         tree = tree[key]
     if not isinstance(tree, dict) or len(path) < 2:
         raise ValueError(f"--{name}: a flag is section.key, such as --optimizer.lr 1e-4 or --training.steps 500.")
     if path[-1] == "name" and path[0] in NAMED and tree.get("name") != value:
-        tree.clear()  # another loss or sampler has other arguments; data and networks of other names have the same keys
+        tree.clear()  # another loss or sampler has other options, unlike other data and networks
     tree[path[-1]] = value
 
 
@@ -237,22 +223,20 @@ def _part(value: Any, place: str, about: Field[Any]) -> Part:
 
 
 def _fit(hint: Any, value: Any) -> Any:
-    """Convert a value to the type of the hint; MISSING if it does not fit."""
+    """Convert a value to the type of a hint; MISSING if it does not fit."""
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin in (Union, types.UnionType):
         return next((got for got in (_fit(kind, value) for kind in inner) if got is not MISSING), MISSING)
     if origin is Literal:
-        return value if value in inner else ("no" if value is False and "no" in inner else MISSING)
-    if origin is tuple and inner[-1] is Ellipsis:
-        fitted = tuple(_fit(inner[0], x) for x in value) if isinstance(value, list | tuple) else (MISSING,)
-        return fitted if MISSING not in fitted and len(set(fitted)) == len(fitted) else MISSING
+        return value if value in inner else MISSING
     if origin is tuple:
-        fitted = tuple(_fit(inner[0], x) for x in value) if isinstance(value, list | tuple) else ()
-        return fitted if len(fitted) == len(inner) and MISSING not in fitted else MISSING
+        fitted = tuple(_fit(inner[0], x) for x in value) if isinstance(value, list | tuple) else (MISSING,)
+        right = len(set(fitted)) == len(fitted) if inner[-1] is Ellipsis else len(fitted) == len(inner)
+        return fitted if right and MISSING not in fitted else MISSING
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if hint is str and isinstance(value, int | float) and not isinstance(value, bool):
-        return f"{value:03d}" if isinstance(value, int) else str(value)  # transform: qi2020 is a number to YAML
+        return str(value)  # YAML reads a name of digits as a number
     right = isinstance(value, hint) and not (hint is not bool and isinstance(value, bool))
     return value if right else MISSING
 
@@ -272,7 +256,7 @@ def _words(hint: Any) -> str:
 
 
 def to_tree(config: Any) -> Any:
-    """Convert a configuration to plain nested values; `parse` reads it back to an equal one."""
+    """Convert a configuration to plain nested values, the inverse of `parse`."""
     if isinstance(config, Part):
         return {"name": config.name, **{key: to_tree(value) for key, value in config.options.items()}}
     if is_dataclass(config):
@@ -283,7 +267,7 @@ def to_tree(config: Any) -> Any:
 
 
 def flat(tree: Mapping[str, Any], place: str = "") -> dict[str, Any]:
-    """Flatten nested values to full names such as "loss.pair.name"."""
+    """Flatten nested values to a mapping from full names such as "loss.pair.name"."""
     found: dict[str, Any] = {}
     for key, value in tree.items():
         name = f"{place}{key}"
@@ -292,7 +276,7 @@ def flat(tree: Mapping[str, Any], place: str = "") -> dict[str, Any]:
 
 
 def to_yaml(config: Config) -> str:
-    """Format the whole configuration as YAML, each key with its meaning as a comment."""
+    """Format a configuration as YAML, with the help text of each key as a comment."""
     lines = []
     for section in fields(config):
         value = getattr(config, section.name)

@@ -1,4 +1,4 @@
-"""The journal of a run: one JSON object a line, flushed as it is written, truncated when a run resumes."""
+"""The journal of a run: one JSON object per line, flushed when written, and cut back when a run is resumed."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ __all__ = ["Journal", "cut", "read"]
 
 
 class Journal:
-    """Append lines to `journal.jsonl`; each line has a `step`, and wall-clock values only under `time`.
+    """Append lines to `journal.jsonl`; each line has a `step`, and wall-clock times only under `time`.
 
     Args:
-        path: the file; lines already there stay.
-        quiet: write nothing, for all ranks but the first.
-        checked: end each line in its checksum.
-        heard: called with each line once it is written.
+        path: the file; existing lines stay.
+        quiet: write nothing, on all ranks but the first.
+        checked: add a checksum to each line.
+        on_write: called with each line after it is written.
     """
 
     def __init__(
@@ -32,9 +32,9 @@ class Journal:
         *,
         quiet: bool = False,
         checked: bool = True,
-        heard: Callable[[dict[str, Any]], None] | None = None,
+        on_write: Callable[[dict[str, Any]], None] | None = None,
     ) -> None:
-        self.path, self._checked, self._heard = path, checked, heard
+        self.path, self._checked, self._on_write = path, checked, on_write
         self.lines = 0
         """The number of lines written by this object."""
         self._stream = Path(os.devnull if quiet else path).open("a", encoding="utf-8")  # noqa: SIM115  (closed by __exit__)
@@ -47,11 +47,11 @@ class Journal:
             self.lines += 1
         except OSError as error:
             raise OSError(f"train: cannot write {self.path} ({error.strerror}); make room, then --resume.") from None
-        if self._heard is not None:
-            self._heard(entry)
+        if self._on_write is not None:
+            self._on_write(entry)
 
     def sync(self) -> None:
-        """Force the lines to disk: a checkpoint relies on those before it, also after a power failure."""
+        """Force the lines to disk, so that a checkpoint can rely on them even after a power failure."""
         if self._stream.name != os.devnull:
             os.fsync(self._stream.fileno())
 
@@ -61,28 +61,30 @@ class Journal:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         try:
             self._stream.close()
-        except OSError:  # what could not be written has been told of
+        except OSError:  # `write` has reported it
             if kind is None:
                 raise
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """Read all good lines; lines that are damaged or cut short by a crash are left out."""
+    """Read all intact lines, without those that are damaged or were cut short by a crash."""
     return list(read_lines(path).entries)
 
 
 def cut(path: Path, step: int, lines: int) -> None:
-    """Remove the lines written after `step`, so that a resumed run writes them again.
+    """Remove the lines after `step`, which a resumed run writes again.
+
+    Damaged lines are moved to `journal.damaged` beside the journal, with a warning.
 
     Args:
         path: the journal.
         step: the step of the checkpoint.
-        lines: how many lines there were when the checkpoint was written; missing ones cause a warning. Damaged lines
-            are moved to `journal.damaged` beside it, with a warning too. With 0 all lines go: the run begins anew.
+        lines: the number of lines when the checkpoint was written, with a warning if some are missing; 0 removes all
+            lines, for a run that starts again.
     """
     found = read_lines(path)
     if found.damaged:
-        _set_aside(path, found)
+        _move_damaged(path, found)
     kept = [entry for entry in found.entries if lines and entry["step"] <= step]
     write_text(path, "".join(map(to_line, kept)))
     if len(kept) != lines:
@@ -93,7 +95,7 @@ def cut(path: Path, step: int, lines: int) -> None:
         )
 
 
-def _set_aside(path: Path, found: Lines) -> None:
+def _move_damaged(path: Path, found: Lines) -> None:
     aside = path.with_suffix(".damaged")
     with aside.open("ab") as stream:
         stream.writelines(line.raw.rstrip(b"\n") + b"\n" for line in found.damaged)

@@ -28,14 +28,14 @@ def _classes(module: ModuleType) -> Catalog:
 
 LOSSES = _classes(losses)
 SAMPLERS: Catalog = {"MPerClass": batches.MPerClass, "Representatives": batches.Representatives}
-USUAL: Mapping[str, Mapping[str, Any]] = {
+DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "MPerClass": {"classes": None, "samples": 4},
-    # each rank then holds whole classes, with their representatives
+    # by classes, so that each rank holds whole classes with their representatives
     "Representatives": {"batch_size": 128, "order": "classes"},
 }
 """Default arguments of the samplers."""
 CLASSES = 32
-"""Default number of classes of a batch; all of them if there are fewer."""
+"""The default number of classes in a batch; all classes if there are fewer."""
 INNER: Mapping[str, Catalog] = {
     "pair": _classes(pairs),
     "similarity": _classes(similarity),
@@ -44,7 +44,7 @@ INNER: Mapping[str, Catalog] = {
     "link": _classes(links),
     "anneal": {"Anneal": Anneal},
 }
-"""Arguments of a loss that are objects themselves: written as a name, or as a mapping with a name."""
+"""Options of a loss that are objects: written as a name, or as a mapping with a name."""
 
 
 def check(config: Config) -> None:
@@ -59,19 +59,20 @@ def check(config: Config) -> None:
 
 
 def make_loss(config: Config, *, classes: int, dim: int | None = None) -> Any:
-    """Build the loss, with a `CrossBatchMemory` if asked for; proxies get `classes` and `dim` where not given.
+    """Build the loss, within a `CrossBatchMemory` if configured.
 
-    `dim` is that of the network's embeddings; None: as configured, or any where the network alone knows.
+    Args:
+        config: the configuration.
+        classes: the number of training classes, for losses with proxies.
+        dim: the dimension of the embeddings, for losses with proxies; None for `model.embedding_dim` or its default.
     """
     known = inspect.signature(_kind("loss", config.loss, LOSSES)).parameters
     given = {"classes": classes, "dim": dim or config.model.embedding_dim or ModelConfig().embedding_dim}
     loss = _make("loss", config.loss, LOSSES, {key: value for key, value in given.items() if key in known})
     plan = config.training
-    return (
-        CrossBatchMemory(loss, plan.cross_batch_memory, plan.cross_batch_memory_warmup)
-        if plan.cross_batch_memory
-        else loss
-    )
+    if not plan.cross_batch_memory:
+        return loss
+    return CrossBatchMemory(loss, plan.cross_batch_memory, plan.cross_batch_memory_warmup)
 
 
 def make_sampler(config: Config, labels: Any, *, rank: int, world: int) -> Any:
@@ -82,8 +83,8 @@ def make_sampler(config: Config, labels: Any, *, rank: int, world: int) -> Any:
 
 
 def shape_of_batch(config: Config, classes: int) -> dict[str, Any]:
-    """The sampler's arguments, with those that are null filled in for this number of training classes."""
-    given = {**USUAL[config.batches.name], **config.batches.options}
+    """The options of the sampler, with defaults for this number of training classes."""
+    given = {**DEFAULTS[config.batches.name], **config.batches.options}
     if config.batches.name == "MPerClass" and given["classes"] is None:
         given["classes"] = min(CLASSES, classes)
     return given
@@ -105,7 +106,7 @@ def _check(place: str, part: Part, catalog: Catalog) -> None:
 
 
 def _is_part(key: str, value: Any) -> bool:
-    """Whether an option describes an object; a number of steps may stand for an `Anneal`."""
+    """Whether an option describes an object; a whole number under `anneal` does not."""
     return key in INNER and value is not None and not (key == "anneal" and isinstance(value, int))
 
 

@@ -33,33 +33,33 @@ class DataConfig:
 
     name: str | None = option(
         None,
-        "glyphs, omniglot, cub, flowers, cars, sop, inshop, folder, manifest, vectors, shards or hf; null: what the "
-        "path holds, or glyphs without one",
+        "glyphs, omniglot, cub, flowers, cars, sop, inshop, folder, manifest, vectors, shards or hf; null: found from "
+        "the path, or glyphs without one",
     )
-    path: str | None = option(None, "where it lies; glyphs has none")
-    labels: str | None = option(None, "shards: a suffix, json.KEY or a .csv file; hf: a column; null: what is usual")
-    inputs: str | None = option(None, "shards: the suffix of pictures; hf: a column; null: the only one there is")
-    transform: str | None = option(None, "none | glyphs | photographs | qi2020 | can2019; null: what suits the data")
-    size: int | None = option(None, "pixels a side that photographs are brought to; null: what suits them")
+    path: str | None = option(None, "the folder or file; glyphs needs none")
+    labels: str | None = option(None, "shards: a suffix, json.KEY or a .csv file; hf: a column; null: the usual one")
+    inputs: str | None = option(None, "shards: the suffix of pictures; hf: a column; null: the only one")
+    transform: str | None = option(None, "none | glyphs | photographs | qi2020 | can2019; null: by the kind of data")
+    size: int | None = option(None, "side of the photographs in pixels; null: by the data and the network")
     train_size: int | None = option(
-        None, "pixels a side in training alone; a flag for size alone scales it; null: as in evaluation"
+        None, "side in training in pixels; scaled by a flag that sets size alone; null: as in evaluation"
     )
     crop_pct: float | None = option(
-        None, "share of a photograph's short side that evaluation takes, from the middle; null: as usual, 0.875"
+        None, "share of a photograph's short side in the center crop of evaluation; null: 0.875"
     )
     validation: float = option(0.1, "share of the training classes held out to choose the best checkpoint")
     validation_classes: tuple[str, ...] = option(
-        (), "names of the training classes to hold out in place of a share: patterns such as 'U+1E*', 'gull*'"
+        (), "patterns of training classes to hold out instead of a share, such as 'U+1E*', 'gull*'"
     )
-    min_area: float | None = option(None, "smallest share of a photograph that a training crop takes; null: as usual")
-    color: float = option(0.0, "how much brightness, contrast and saturation vary in training: 0.2 is a fifth")
-    move: float = option(1.0, "how far drawings are shifted, scaled and slanted in training: 2 is twice the usual")
+    min_area: float | None = option(None, "smallest share of a photograph in a training crop; null: the usual one")
+    color: float = option(0.0, "how much brightness, contrast and saturation vary in training: 0.2 for a fifth")
+    move: float = option(1.0, "how far drawings are shifted, scaled and slanted in training: 2 for twice as far")
     cache: Literal["none", "disk", "memory", "device"] = option(
-        "none", "none | disk | memory | device: decode photographs once, and read them from there"
+        "none", "none | disk | memory | device: where photographs are kept after they are decoded once"
     )
-    cache_folder: str | None = option(None, "where decoded photographs lie; null: the user's cache folder")
-    workers: int = option(0, "processes that load pictures")
-    on_corrupt: Literal["stop", "skip"] = option("stop", "stop | skip: what a broken picture does")
+    cache_folder: str | None = option(None, "folder of decoded photographs; null: the user's cache folder")
+    workers: int = option(0, "number of processes that load pictures")
+    on_corrupt: Literal["stop", "skip"] = option("stop", "stop | skip: what to do with a broken picture")
     outside: bool = option(False, "let a manifest or list name files outside its own folder")
 
     def __post_init__(self) -> None:
@@ -81,19 +81,19 @@ class DataConfig:
 class ModelConfig:
     """The network: a trunk, and a head that ends in the embedding."""
 
-    name: str | None = option(None, "small | linear | mlp | lite0 | timm:NAME | torchvision:NAME; null: what suits")
-    embedding_dim: int | None = option(128, "dimensions of the embedding; null: as many as the trunk has features")
+    name: str | None = option(None, "small | linear | mlp | lite0 | timm:NAME | torchvision:NAME; null: by the data")
+    embedding_dim: int | None = option(128, "dimension of the embedding; null: the number of features of the trunk")
     pool: Literal["avg", "max", "both", "gem"] = option(
-        "avg", "avg | max | both | gem: how a picture's features become one vector"
+        "avg", "avg | max | both | gem: how feature maps are pooled to a vector"
     )
     hidden: int | None = option(None, "width of mlp's hidden layer")
     bn_neck: bool = option(False, "a batch norm after the head")
     normalize: bool = option(True, "embeddings of length 1")
     flip: bool = option(False, "outside training: the mean of the embeddings of a picture and its mirror image")
-    pretrained: bool = option(True, "start from published weights, where the network has some")
-    weights: str | None = option(None, "a file of weights for the trunk, as timm and torchvision publish them")
+    pretrained: bool = option(True, "start from published weights if the network has any")
+    weights: str | None = option(None, "a file of weights for the trunk, as published by timm or torchvision")
     freeze_norms: bool = option(False, "the trunk's batch norms keep their statistics; their affine part still learns")
-    group_norms: bool = option(False, "group norms in place of batch norms: a sample then depends on no other")
+    group_norms: bool = option(False, "group norms instead of batch norms, so that samples do not affect one another")
 
     def __post_init__(self) -> None:
         for name, width in (("embedding_dim", self.embedding_dim), ("hidden", self.hidden)):
@@ -107,15 +107,17 @@ class OptimizerConfig:
 
     name: Literal["adam", "adamw", "sgd"] = option("adam", "adam | adamw | sgd")
     lr: float = option(1e-3, "learning rate of the trunk")
-    head_lr_mult: float = option(1.0, "the head's rate is so many times the trunk's (the papers: 10)")
-    loss_lr_mult: float = option(10.0, "the rate of the loss's own parameters (thresholds, proxies), likewise")
+    head_lr_mult: float = option(1.0, "learning rate of the head, as a multiple of lr (10 in the papers)")
+    loss_lr_mult: float = option(
+        10.0, "learning rate of the loss's parameters (thresholds, proxies), as a multiple of lr"
+    )
     betas: tuple[float, float] = option((0.9, 0.999), "of adam and adamw; Can et al. 2019 used .9, .99")
     momentum: float = option(0.9, "of sgd")
-    weight_decay: float = option(0.0, "on weights of two or more dimensions alone")
-    warmup: int = option(0, "steps in which the rate grows from 0")
+    weight_decay: float = option(0.0, "only on parameters of two or more dimensions")
+    warmup: int = option(0, "steps in which the learning rate grows from 0")
     schedule: Literal["constant", "cosine"] = option("cosine", "constant | cosine, after the warm-up")
-    max_grad_norm: float | None = option(None, "the longest gradient that is let through")
-    proximal: float = option(0.0, "weight of the pull to the last projection's parameters (Can et al. 2019: 1e-3)")
+    max_grad_norm: float | None = option(None, "clip the gradient to this norm; null: no clipping")
+    proximal: float = option(0.0, "weight of the proximal term toward the last projection (Can et al. 2019: 1e-3)")
 
     def __post_init__(self) -> None:
         for name in ("lr", "head_lr_mult", "loss_lr_mult", "momentum", "weight_decay", "warmup", "proximal"):
@@ -128,34 +130,32 @@ class OptimizerConfig:
 class TrainingConfig:
     """Length, seed and precision of a run, and how often it is evaluated, saved and diagnosed."""
 
-    steps: int = option(1000, "batches in all")
-    seed: int = option(0, "of weights, batches and augmentation")
+    steps: int = option(1000, "number of batches")
+    seed: int = option(0, "seed of weights, batches and augmentation")
     precision: Literal["float32", "bf16", "fp16", "float64"] = option(
         "float32", "float32 | bf16 | fp16: mixed precision | float64: everything in it"
     )
-    average: float = option(0.0, "decay of a moving average of the weights, which is then scored and kept; 0: none")
+    average: float = option(0.0, "decay of a moving average of the weights, which is scored and saved; 0: none")
     compile: Literal["none", "kernels", "graphs"] = option(
         "none", "none | kernels: compile the trunk, a minute at the first step | graphs: and replay them on a GPU"
     )
-    shard: bool = option(False, "split weights, gradients and moments over the processes (FSDP2)")
-    chunk: int | None = option(None, "samples that the network sees at a time; the gradient is that of the whole batch")
-    cross_batch_memory: int = option(0, "rows of past batches that a batch is compared with too")
-    cross_batch_memory_warmup: int = option(0, "steps before they are used")
-    threads: int | None = option(None, "CPU threads; null: as many as torch takes")
+    shard: bool = option(False, "split weights, gradients and optimizer state over the processes (FSDP2)")
+    chunk: int | None = option(None, "samples that the network processes at a time; same gradient as the whole batch")
+    cross_batch_memory: int = option(0, "rows of past batches to compare with, too; 0: none")
+    cross_batch_memory_warmup: int = option(0, "steps before the memory is used")
+    threads: int | None = option(None, "CPU threads; null: torch's default")
     evaluate_every: int = option(200, "steps between evaluations")
     checkpoint_every: int = option(200, "steps between checkpoints")
-    explain_every: int = option(50, "steps between looks at the pair weights; 0: never")
-    diagnose_every: int | None = option(
-        None, "steps between two looks of the doctor; null: thirty looks a run; 0: never"
-    )
-    baselines: bool = option(True, "score the input, where it is a vector, and the new network on the test classes too")
-    max_positive_distance: float = option(0.6, "positive pairs farther apart than this violate their constraint")
-    min_negative_distance: float = option(1.2, "negative pairs nearer than this violate theirs")
+    explain_every: int = option(50, "steps between records of the pair weights; 0: never")
+    diagnose_every: int | None = option(None, "steps between checks by the doctor; null: thirty checks a run; 0: never")
+    baselines: bool = option(True, "also score the untrained network, and vectors as they are, on the test classes")
+    max_positive_distance: float = option(0.6, "positive pairs at a larger distance violate their constraint")
+    min_negative_distance: float = option(1.2, "negative pairs at a smaller distance violate theirs")
     protocol: Literal["validation", "paper"] = option(
         "validation", "validation: choose by held-out classes, test once | paper: report the best test score"
     )
     trackers: tuple[Tracker, ...] = option(
-        (), "any of tensorboard, wandb, mlflow: where scalars go besides the journal"
+        (), "any of tensorboard, wandb, mlflow: trackers of the scalars besides the journal"
     )
 
     def __post_init__(self) -> None:
@@ -189,7 +189,7 @@ class TrainingConfig:
 
 
 LOSS = Part("NTXent", MappingProxyType({"temperature": 0.07}))
-"""Of 24 losses tuned alike it has the best mean rank on two sets of photographs (docs/measured/photographs.md)."""
+"""Of 24 losses tuned alike it has the best mean rank on two sets of photographs (benchmarks/RESULTS-photographs.md)."""
 BATCHES = Part("MPerClass", MappingProxyType({"classes": None, "samples": 4}))
 
 

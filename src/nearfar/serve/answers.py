@@ -1,20 +1,18 @@
-"""`Searcher`: an index and the network of its vectors; photographs and vectors in, names and scores out."""
+"""`Searcher`: search an index by a picture or a vector; answers are names and scores."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from nearfar.evaluation.disk_index import DiskIndex
-from nearfar.evaluation.fingerprint import check_same_network, checked
-from nearfar.evaluation.index import Index
-from nearfar.evaluation.sweep import Neighbors
-from nearfar.serve.decode import RefusedError
+from nearfar.evaluation import Neighbors, SearchIndex
+from nearfar.evaluation.fingerprint import check_fingerprint, check_same_network
+from nearfar.serve.pictures import RefusedError
 
 __all__ = ["Answer", "Searcher"]
 
@@ -25,7 +23,7 @@ class Answer:
 
     Attributes:
         row: its row in the index.
-        name: its name, or its row where the vectors have no names.
+        name: its name, or its row if the vectors have no names.
         score: its similarity, larger = more similar.
         label: its class, or None.
     """
@@ -35,22 +33,18 @@ class Answer:
     score: float
     label: str | None
 
-    def record(self) -> dict[str, Any]:
-        """The answer as plain values."""
-        return asdict(self)
-
 
 class Searcher:
-    """Answers from an index; safe to use from several threads.
+    """Search an index by a picture or a vector; safe to use from several threads.
 
     Args:
-        index: what is searched.
-        embed: from a PIL image to its vector [d]; None if only vectors are taken.
-        max_results: neighbors of one answer at most.
+        index: the index to search.
+        embed: maps a PIL image to its vector [d]; None if only vectors are accepted.
+        max_results: most neighbors of one answer.
     """
 
     def __init__(
-        self, index: Index | DiskIndex, embed: Callable[[Any], Tensor] | None = None, *, max_results: int = 100
+        self, index: SearchIndex, embed: Callable[[Any], Tensor] | None = None, *, max_results: int = 100
     ) -> None:
         self.index, self.embed, self.most = index, embed, min(max_results, len(index))
 
@@ -61,7 +55,7 @@ class Searcher:
         return self._nearest(self.embed(picture), k)
 
     def by_vector(self, given: Any, k: int) -> list[Answer]:
-        """The k nearest of a vector, from {"vector": [...], "fingerprint": "..."} as it was read from JSON."""
+        """The k nearest of a vector, given as {"vector": [...], "fingerprint": "..."} read from JSON."""
         if not isinstance(given, dict) or not isinstance(given.get("vector"), list):
             raise RefusedError(
                 422, 'the JSON must be {"vector": [numbers]}, and may name the network\'s "fingerprint".'
@@ -83,7 +77,7 @@ class Searcher:
 
     def _check_network(self, mark: Any) -> None:
         try:
-            sides = ("the index", self.index.fingerprint), ("the vector", checked("search", str(mark)))
+            sides = ("the index", self.index.fingerprint), ("the vector", check_fingerprint("search", str(mark)))
             check_same_network("search", *sides)
         except ValueError as error:
             raise RefusedError(409, str(error).removeprefix("search: ")) from None
@@ -93,7 +87,7 @@ class Searcher:
         return self.answers(found)[0]
 
     def answers(self, found: Neighbors) -> list[list[Answer]]:
-        """The neighbors of each query by name, without entries that were not found."""
+        """The neighbors of each query, without missing entries."""
         rows = zip(self.index.names(found), found.places.tolist(), found.scores.tolist(), strict=True)
         return [
             [

@@ -9,7 +9,7 @@ import asyncio
 import json
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from html import escape
 from importlib.resources import files
 from string import Template
@@ -24,18 +24,16 @@ from starlette.requests import ClientDisconnect
 from nearfar import __version__
 from nearfar._utils.page import document, hash_of
 from nearfar.serve.answers import Answer, Searcher
-from nearfar.serve.decode import PIXELS, RefusedError, decoded
-from nearfar.serve.guard import Guard
-from nearfar.serve.metrics import Metrics
-from nearfar.serve.thumbnails import Thumbnails
+from nearfar.serve.middleware import Guard, Metrics
+from nearfar.serve.pictures import PIXELS, RefusedError, Thumbnails, decode
 
 __all__ = ["Limits", "create_app"]
 
-USUAL = 10
-"""Results where a request does not say how many."""
+DEFAULT_COUNT = 10
+"""Results of a request that does not set k."""
 DRAINED = 1 << 27
-"""Bytes of a body that is too large which are read and thrown away, so that its sender hears why."""
-TAKEN = "send a picture as image/jpeg, image/png or image/webp, or a vector as application/json"
+"""Bytes of a too large body that are read and dropped, so that the client receives the refusal."""
+ACCEPTED = "send a picture as image/jpeg, image/png or image/webp, or a vector as application/json"
 
 
 @dataclass(frozen=True)
@@ -44,12 +42,12 @@ class Limits:
 
     Args:
         body: bytes of a body.
-        pixels: of a picture.
-        seconds: that a body may take to arrive.
+        pixels: pixels of a picture.
+        seconds: seconds that a body may take to arrive.
         workers: requests that are answered at once.
         waiting: requests that may wait for their turn.
-        headers: seconds that headers may take to arrive; like the next two applied by `nearfar serve` alone.
-        connections: at once.
+        headers: seconds that headers may take to arrive; this and the next two are applied by `nearfar serve` alone.
+        connections: connections at once.
         per_client: connections at once from one address; 0 for no limit.
     """
 
@@ -64,14 +62,14 @@ class Limits:
 
 
 class _Service:
-    """The handlers, and what they share."""
+    """The handlers of all paths, with their shared state."""
 
     def __init__(self, searcher: Searcher, thumbnails: Thumbnails, limits: Limits, title: str) -> None:
         self.searcher, self.thumbnails, self.limits = searcher, thumbnails, limits
         self.metrics = Metrics(len(searcher.index))
-        self.turns, self.held = asyncio.Semaphore(limits.workers), 0
+        self.turns, self.active = asyncio.Semaphore(limits.workers), 0
         self.answered: Callable[[], None] = lambda: None
-        self.page, self.policy = _page(searcher, title)
+        self.page, self.policy = _make_page(searcher, title)
 
     async def search(self, request: Request) -> JSONResponse:
         """POST /search: the neighbors of a picture or of a vector."""
@@ -80,47 +78,47 @@ class _Service:
             work = await self._work(request, k)
             started = time.perf_counter()
             answers = await self._in_turn(work)
-            self.metrics.searched(time.perf_counter() - started)
+            self.metrics.record_search(time.perf_counter() - started)
             return JSONResponse({"k": k, "results": [self._record(answer) for answer in answers]})
         finally:
             self.answered()
 
     async def _work(self, request: Request, k: int) -> Callable[[], list[Answer]]:
-        """Read the body, and give what is to be done with it in a thread."""
+        """Read the body, and return the search to run in a thread."""
         kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
         if not kind.startswith("image/") and kind != "application/json":
-            raise RefusedError(415, f"the content type is {kind[:80]!r}: {TAKEN}.")
-        body = await _body(request, self.limits)
+            raise RefusedError(415, f"the content type is {kind[:80]!r}: {ACCEPTED}.")
+        body = await _read_body(request, self.limits)
         if not body:
-            raise RefusedError(422, f"the body is empty: {TAKEN}.")
+            raise RefusedError(422, f"the body is empty: {ACCEPTED}.")
         if kind.startswith("image/"):
-            return lambda: self.searcher.by_picture(decoded(body, self.limits.pixels), k)
+            return lambda: self.searcher.by_picture(decode(body, self.limits.pixels), k)
         try:
             given = json.loads(body)
         except (ValueError, RecursionError):
-            raise RefusedError(422, "the body is no JSON in UTF-8.") from None
+            raise RefusedError(422, "the body is not JSON in UTF-8.") from None
         return lambda: self.searcher.by_vector(given, k)
 
     async def _in_turn(self, work: Callable[[], list[Answer]]) -> list[Answer]:
-        if self.held >= self.limits.workers + self.limits.waiting:
+        if self.active >= self.limits.workers + self.limits.waiting:
             raise RefusedError(503, "too many searches are waiting; ask again in a moment.")
-        self.held += 1
+        self.active += 1
         try:
             async with self.turns:
                 return await run_in_threadpool(work)
         finally:
-            self.held -= 1
+            self.active -= 1
 
     def _count(self, word: str | None) -> int:
         most = self.searcher.most
         if word is None:
-            return min(USUAL, most)
+            return min(DEFAULT_COUNT, most)
         if not (word.isascii() and word.isdigit() and len(word) < 10 and 1 <= int(word) <= most):
             raise RefusedError(422, f"k must be a whole number in 1..{most}, but came as {word[:40]!r}.")
         return int(word)
 
     def _record(self, answer: Answer) -> dict[str, Any]:
-        return {**answer.record(), "picture": f"/picture/{answer.row}" if self.thumbnails.there else None}
+        return {**asdict(answer), "picture": f"/picture/{answer.row}" if self.thumbnails.available else None}
 
     async def picture(self, row: str) -> Response:
         """GET /picture/ROW: the small picture of a row."""
@@ -131,7 +129,7 @@ class _Service:
         return Response(found[1], media_type=found[0], headers={"Cache-Control": "max-age=3600"})
 
     async def health(self) -> dict[str, Any]:
-        """GET /health: that the server answers, and for which index."""
+        """GET /health: the state of the server, and its index."""
         index = self.searcher.index
         return {
             "status": "ok",
@@ -143,12 +141,12 @@ class _Service:
             "takes_pictures": self.searcher.embed is not None,
         }
 
-    async def measured(self) -> Response:
-        """GET /metrics: counters and times, as Prometheus reads them."""
+    async def show_metrics(self) -> Response:
+        """GET /metrics: counters and times in the format of Prometheus."""
         return Response(self.metrics.text(), media_type=self.metrics.media_type)
 
-    async def front(self) -> HTMLResponse:
-        """GET /: the page."""
+    async def show_page(self) -> HTMLResponse:
+        """GET /: the search page."""
         return HTMLResponse(self.page, headers={"Content-Security-Policy": self.policy})
 
 
@@ -164,12 +162,12 @@ def create_app(
     """Create the ASGI application of a search server.
 
     Args:
-        searcher: what answers.
+        searcher: answers the searches.
         thumbnails: pictures of the answers; by default those of the index.
-        limits: of a request.
+        limits: limits of requests and clients.
         title: heading of the page.
-        hosts: names under which it may be called, against pages that point a name of theirs at a loopback address; None
-            for any.
+        hosts: allowed names of the server, which keeps out pages that point their own name at a loopback address;
+            None for any.
         answered: called after each search.
     """
     app = FastAPI(title="nearfar serve", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
@@ -178,21 +176,21 @@ def create_app(
     app.add_api_route("/search", service.search, methods=["POST"], response_model=None)
     app.add_api_route("/picture/{row}", service.picture, methods=["GET"], response_model=None)
     app.add_api_route("/health", service.health, methods=["GET"], response_model=None)
-    app.add_api_route("/metrics", service.measured, methods=["GET"], response_model=None)
-    app.add_api_route("/", service.front, methods=["GET"], response_model=None)
-    app.exception_handler(RefusedError)(_refused)
-    app.exception_handler(HTTPException)(_unknown)
-    app.exception_handler(ClientDisconnect)(_gone)
+    app.add_api_route("/metrics", service.show_metrics, methods=["GET"], response_model=None)
+    app.add_api_route("/", service.show_page, methods=["GET"], response_model=None)
+    app.exception_handler(RefusedError)(_answer_refusal)
+    app.exception_handler(HTTPException)(_answer_http_error)
+    app.exception_handler(ClientDisconnect)(_answer_disconnect)
     app.add_middleware(Guard, metrics=service.metrics, hosts=hosts)
     return app
 
 
-async def _refused(request: Request, error: RefusedError) -> Response:
+async def _answer_refusal(request: Request, error: RefusedError) -> Response:
     headers = {"Retry-After": "1"} if error.status == 503 else {}
     return JSONResponse({"error": str(error)}, error.status, headers=headers)
 
 
-async def _unknown(request: Request, error: HTTPException) -> Response:
+async def _answer_http_error(request: Request, error: HTTPException) -> Response:
     words = {
         404: "there is nothing here; there are POST /search, GET /health, GET /metrics and GET /.",
         405: "this method is not allowed here; there are POST /search, GET /health, GET /metrics and GET /.",
@@ -200,12 +198,12 @@ async def _unknown(request: Request, error: HTTPException) -> Response:
     return JSONResponse({"error": words.get(error.status_code, "the request cannot be answered.")}, error.status_code)
 
 
-async def _gone(request: Request, error: ClientDisconnect) -> Response:
+async def _answer_disconnect(request: Request, error: ClientDisconnect) -> Response:
     return Response(status_code=400)
 
 
-async def _body(request: Request, limits: Limits) -> bytes:
-    """Read a body; one that is too large or too slow is refused, and never held as a whole."""
+async def _read_body(request: Request, limits: Limits) -> bytes:
+    """Read a body; one that is too large or too slow is refused and never held in full."""
     declared = request.headers.get("content-length", "")
     large = declared.isascii() and declared.isdigit() and int(declared[:20]) > limits.body
     parts: list[bytes] = []
@@ -230,8 +228,8 @@ async def _body(request: Request, limits: Limits) -> bytes:
     return b"".join(parts)
 
 
-def _page(searcher: Searcher, title: str) -> tuple[str, str]:
-    """The page, and the policy that allows its script and nothing else."""
+def _make_page(searcher: Searcher, title: str) -> tuple[str, str]:
+    """The page, and a content security policy that allows its script and nothing else."""
     here = files("nearfar.serve")
     html, css, script = (here.joinpath(f"page.{kind}").read_text(encoding="utf-8") for kind in ("html", "css", "js"))
     index, whole = searcher.index, title.encode("utf-8", errors="replace").decode("utf-8")
@@ -239,7 +237,7 @@ def _page(searcher: Searcher, title: str) -> tuple[str, str]:
         title=escape(whole),
         about=f"{len(index):,} vectors, {index.similarity}, {index.kind}.",
         most=searcher.most,
-        usual=min(USUAL, searcher.most),
+        usual=min(DEFAULT_COUNT, searcher.most),
         version=__version__,
         js=script,
     )

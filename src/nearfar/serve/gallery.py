@@ -1,4 +1,4 @@
-"""`write_gallery`: what some photographs found, as one self-contained page without a script."""
+"""`write_gallery`: queries with their neighbors as one self-contained page without a script."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ __all__ = ["Found", "write_gallery"]
 
 @dataclass(frozen=True)
 class Found:
-    """What one query found.
+    """One query with its neighbors.
 
     Attributes:
-        name: of the query.
-        picture: of the query, as a data URI, or None.
+        name: name of the query.
+        picture: picture of the query as a data URI, or None.
         answers: the neighbors, nearest first.
     """
 
@@ -36,14 +36,14 @@ def write_gallery(
     """Write the page, completely or not at all.
 
     Args:
-        path: the page.
-        title: its heading.
-        about: one sentence below it.
-        found: the queries with their answers.
-        picture: row -> the picture of a neighbor as a data URI, or None.
+        path: file of the page.
+        title: heading of the page.
+        about: one sentence below the heading.
+        found: the queries with their neighbors.
+        picture: maps a row to the picture of a neighbor as a data URI, or None.
     """
     style = files("nearfar.serve").joinpath("page.css").read_text(encoding="utf-8")
-    title, sections = _whole(title), "\n".join(_section(one, picture) for one in found)
+    title, sections = _encodable(title), "\n".join(_section(one, picture) for one in found)
     body = f"""<main>
 <h1>{escape(title)}</h1>
 <p class="quiet">{_text(about)}</p>
@@ -74,9 +74,9 @@ def _frame(picture: str | None, name: str) -> str:
 
 
 def _text(words: str) -> str:
-    return escape(_whole(words))
+    return escape(_encodable(words))
 
 
-def _whole(words: str) -> str:
-    """Names may hold halves of a character pair, which no file in UTF-8 can."""
+def _encodable(words: str) -> str:
+    """Replace lone surrogates, which names may hold and UTF-8 cannot encode."""
     return words.encode("utf-8", errors="replace").decode("utf-8")

@@ -1,3 +1,3 @@
-"""Studies: each reproduces a paper's figures, checks its claims and writes the results as PNG and JSON."""
+"""Studies that reproduce a paper's figures and check its claims; results are written as PNG and JSON."""
 
 __all__ = ["descent", "dro", "grid", "isometry", "noise", "profs"]  # submodules, imported by name

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from nearfar._utils.extras import need
+from nearfar._utils.figure import figure_file
 
 Numbers = dict[str, Any]
 STYLES = {
@@ -19,27 +17,14 @@ STYLES = {
     "1/M_f true": ("black", "--", 1.2),
     "1/(2qλmax), stable form": ("tab:green", "-", 1.6),
 }
-FLOOR = 1e-30  # what a logarithmic axis shows of 0
-
-
-@contextmanager
-def sheet(file: Path, rows: int, columns: int, size: tuple[float, float], **how: Any) -> Iterator[Any]:
-    """A grid of axes that is saved as a PNG and closed."""
-    need("matplotlib", "the figures of a study", "plot")
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=size, layout="constrained")
-    FigureCanvasAgg(figure)
-    yield figure.subplots(rows, columns, squeeze=False, **how)
-    figure.savefig(file, dpi=100)
+FLOOR = 1e-30  # drawn for 0 on a logarithmic axis
 
 
 def surface(found: Numbers, file: Path) -> None:
     """Figure 1: the loss surface, α down, smoothing across."""
     axis = np.asarray(found["axis"])
     names = {"0": "no smoothing"}
-    with sheet(file, 2, 3, (9.0, 6.0), subplot_kw={"projection": "3d"}) as axes:
+    with figure_file(file, (9.0, 6.0), 2, 3, subplot_kw={"projection": "3d"}) as axes:
         for ax, (name, values) in zip(axes.ravel(), found["values"].items(), strict=True):
             ax.plot_surface(*np.meshgrid(axis, axis), np.asarray(values), cmap="viridis", rcount=31, ccount=31)
             alpha, mu = (part.split(" ")[1] for part in name.split(", "))
@@ -54,7 +39,7 @@ def surface(found: Numbers, file: Path) -> None:
 def appendix(found: Numbers, file: Path) -> None:
     """Figure 2: f, |w| and |∇f|² for the paper's three steps, printed and true, and where the printed one fails."""
     titles = {"value": "f(w)", "norm": "|w|", "gradient": "|∇f(w)|²"}
-    with sheet(file, 1, 4, (15.0, 4.2)) as axes:
+    with figure_file(file, (15.0, 4.2), 1, 4) as axes:
         for ax, (key, title) in zip(axes[0], titles.items(), strict=False):
             for name, run in found["runs"].items():
                 color, line, width = STYLES[name]
@@ -79,7 +64,7 @@ def appendix(found: Numbers, file: Path) -> None:
 
 def bounds(found: Numbers, file: Path) -> None:
     """The bounds 2.8, 2.9 and 2.10 against the run."""
-    with sheet(file, 1, 3, (13.5, 4.2)) as axes:
+    with figure_file(file, (13.5, 4.2), 1, 3) as axes:
         first, second, third = axes[0]
         first.plot(found["iterate Frobenius"], "^-", color="tab:red", label="paper: |(I - B/λmax)ᵗ|_F |w¹|")
         first.plot(found["iterate spectral"], "s--", color="tab:orange", label="(1 + |λmin|/λmax)ᵗ |w¹|")
@@ -115,7 +100,7 @@ def extensions(found: Numbers, file: Path) -> None:
         "sgd": "stochastic, by passes (safe step of each batch)",
         "ccp": "CCP and descent (armijo), d = 2",
     }
-    with sheet(file, 2, 3, (13.5, 7.6)) as axes:
+    with figure_file(file, (13.5, 7.6), 2, 3) as axes:
         for ax, (key, title) in zip(axes.ravel(), titles.items(), strict=True):
             for name, run in found[key].items():
                 dashed = "not safe" in name
@@ -139,7 +124,7 @@ def saddles(found: Numbers, file: Path) -> None:
     """The saddles 0 and ker B: the plane around 0, and how long starts near a saddle stay there."""
     plane = found["plane"]
     axis = np.asarray(plane["axis"])
-    with sheet(file, 1, 2, (12.0, 4.8)) as axes:
+    with figure_file(file, (12.0, 4.8), 1, 2) as axes:
         left, right = axes[0]
         drawn = left.contourf(axis, axis, np.asarray(plane["values"]), levels=24, cmap="viridis")
         left.figure.colorbar(drawn, ax=left, label="f(w)")
@@ -161,7 +146,7 @@ def saddles(found: Numbers, file: Path) -> None:
 
 def rivals(found: Numbers, file: Path) -> None:
     """Accuracy with 95% intervals over splits."""
-    with sheet(file, 1, len(found), (4.6 * len(found), 3.6), sharey=True) as axes:
+    with figure_file(file, (4.6 * len(found), 3.6), 1, len(found), sharey=True) as axes:
         for ax, (name, methods) in zip(axes[0], found.items(), strict=True):
             for place, (method, score) in enumerate(methods.items()):
                 color = "tab:orange" if "triplet" in method else "tab:green" if "contrastive" in method else "tab:gray"

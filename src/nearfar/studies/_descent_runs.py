@@ -126,7 +126,7 @@ def _summary(path: Path) -> Numbers:
 
 
 def extensions(steps: int = 80) -> Numbers:
-    """What the paper leaves to future work: α > 0, μ ≠ 1, n > 1, d > 1, stochastic steps, and CCP against descent."""
+    """The paper's open questions: α > 0, μ ≠ 1, n > 1, d > 1, stochastic steps, and CCP against descent."""
     found: Numbers = {}
     u, v = cloud(40, 5)
     A = _start(2, 5)
@@ -148,7 +148,7 @@ def extensions(steps: int = 80) -> Numbers:
 
 
 def _unsafe(f: TripletObjective, A: Tensor, steps: int) -> Numbers:
-    """The single-triplet rule carried over to n > 1: η = 1/λmax(Σ wqB)."""
+    """The step of a single triplet, 1/λmax(Σ wqB), for n > 1, where it is not safe."""
     values = []
     for _ in range(steps + 1):
         value, gradient = f.value_and_gradient(A)
@@ -184,7 +184,7 @@ def _stochastic(steps: int) -> Numbers:
 
 
 def saddles(steps: int = 120) -> Numbers:
-    """The saddles A = 0 and ker B: the negative eigenvalue there, and how starts near them leave."""
+    """The saddles A = 0 and ker B: their negative eigenvalues, and descents that start near them."""
     one = Triplet(np.array([1.0, 0.0, 0.0]), np.array([0.0, 1.2, 0.0]), np.zeros(3))
     kernel = np.array([0.0, 0.0, 2.0])
     found: Numbers = {

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from nearfar._utils.files import atomic_write
-from nearfar.studies._descent_figures import sheet
+from nearfar._utils.figure import figure_file
 
 Numbers = dict[str, Any]
 COLORS = ("tab:red", "tab:blue")
@@ -31,22 +29,10 @@ def _boundary(ax: Any, x: Any, labels: Any, label: int) -> None:
     ax.contour(*grid.transpose(2, 0, 1), (radii - apart).max(axis=2), [0], colors=COLORS[label], linestyles="dashed")
 
 
-def _save(draw: Callable[[Numbers, Path], None]) -> Callable[[Numbers, Path], None]:
-    """Save the figure atomically."""
-
-    def saved(found: Numbers, file: Path) -> None:
-        with atomic_write(file) as part:
-            plain = part.with_suffix(".png")
-            draw(found, plain)
-            plain.replace(part)
-
-    return saved
-
-
 def triplet(found: Numbers, file: Path) -> None:
     """Figure 1: separated classes, and the boundary of one."""
     x, labels = np.array(found["f"]), np.array(found["labels"])
-    with sheet(file, 1, 1, (5.0, 4.0)) as axes:
+    with figure_file(file, (5.0, 4.0), 1, 1) as axes:
         ax = axes[0][0]
         _rows(ax, x, labels)
         _boundary(ax, x, labels, 0)
@@ -57,7 +43,7 @@ def triplet(found: Numbers, file: Path) -> None:
 def toy(found: Numbers, file: Path) -> None:
     """Figures 2 to 5."""
     x, labels = np.array(found["f"]), np.array(found["labels"])
-    with sheet(file, 1, 4, (18.0, 4.4)) as axes:
+    with figure_file(file, (18.0, 4.4), 1, 4) as axes:
         points, haus, iso, hard = axes[0]
         _rows(points, x, labels)
         for label in (0, 1):
@@ -86,7 +72,7 @@ def toy(found: Numbers, file: Path) -> None:
 def collapse(found: Numbers, file: Path) -> None:
     """Figure 6: where random rows go."""
     x, g, labels = (np.array(found[key]) for key in ("f", "map", "labels"))
-    with sheet(file, 1, 1, (6.0, 5.5)) as axes:
+    with figure_file(file, (6.0, 5.5), 1, 1) as axes:
         ax = axes[0][0]
         _arrows(ax, x, g, labels)
         ax.set_aspect("equal")
@@ -103,7 +89,7 @@ def _arrows(ax: Any, x: Any, g: Any, labels: Any) -> None:
 
 def shrink(found: Numbers, file: Path) -> None:
     """s* and H / diameter against the dimension."""
-    with sheet(file, 1, 2, (10.0, 4.0)) as axes:
+    with figure_file(file, (10.0, 4.0), 1, 2) as axes:
         for ax, key, title in zip(axes[0], ("shrink", "hardness"), ("s*", "H / diameter"), strict=True):
             for rows, line in found["table"].items():
                 ax.plot([int(w) for w in line], [cell[key] for cell in line.values()], "o-", label=f"N = {rows}")
@@ -115,7 +101,7 @@ def shrink(found: Numbers, file: Path) -> None:
 
 def descent(found: Numbers, file: Path) -> None:
     """Spread at the end relative to the start, for each loss."""
-    with sheet(file, 1, len(found["table"]), (13.0, 4.0), sharey=True) as axes:
+    with figure_file(file, (13.0, 4.0), 1, len(found["table"]), sharey=True) as axes:
         for ax, (name, table) in zip(axes[0], found["table"].items(), strict=True):
             for rows, line in table.items():
                 ax.plot([int(w) for w in line], [cell["total"] for cell in line.values()], "o-", label=f"N = {rows}")
@@ -123,6 +109,3 @@ def descent(found: Numbers, file: Path) -> None:
             ax.set_xlabel("n")
             ax.set_title(name)
             ax.legend()
-
-
-DRAW = {each.__name__: _save(each) for each in (triplet, toy, collapse, shrink, descent)}

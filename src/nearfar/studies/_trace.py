@@ -1,4 +1,4 @@
-"""What is kept of a finished run besides its scores: each test class, the course of the loss, the doctor's looks."""
+"""What a line of results has besides scores: test classes, a summary of the journal, and the device."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import torch
 
 from nearfar import __version__
 from nearfar.doctor import diagnose_run
-from nearfar.doctor.course import seen
+from nearfar.doctor.looks import read_looks
 from nearfar.evaluation import Evaluation
 from nearfar.runs import journal
 
 Plain = dict[str, Any]
-POINTS = 20  # steps whose loss is kept
-MOST_CLASSES = 256  # with more, the classes are not kept: a line of results stays a few kB
+POINTS = 20  # steps whose loss is stored
+MOST_CLASSES = 256  # with more, classes are left out, so that a line of results stays at a few kB
 
 
 def by_class(found: Evaluation) -> Plain:
@@ -33,14 +33,14 @@ def by_class(found: Evaluation) -> Plain:
 
 
 def of_journal(folder: Path, batch: int) -> Plain:
-    """The journal of a run in short.
+    """A summary of the journal of a run.
 
     Args:
         folder: the run folder.
         batch: samples in a batch.
 
     Returns:
-        `loss`: [step, value] at some twenty steps; `looks`: [step, spread, effective rank, recall] of the doctor;
+        `loss`: [step, value] at about twenty steps; `looks`: [step, spread, effective rank, recall] of the doctor;
         `findings`: name -> the worst severity, and the first and the last step at which it was found, while training;
         `verdict`: name -> severity of the diagnosis at the end; `seconds` and `images_per_second` of the steps, the
         first ten left out.
@@ -48,10 +48,10 @@ def of_journal(folder: Path, batch: int) -> Plain:
     entries = journal.read(folder / "journal.jsonl")
     steps = [entry for entry in entries if "loss" in entry]
     every = max(1, len(steps) // POINTS)
-    kept = [*steps[::every], *steps[-1:]] if steps and steps[-1] is not steps[::every][-1] else steps[::every]
+    chosen = [*steps[::every], *steps[-1:]] if steps and steps[-1] is not steps[::every][-1] else steps[::every]
     return {
-        "loss": [[entry["step"], float(f"{entry['loss']:.5g}")] for entry in kept],
-        "looks": [[sight.step, *_short(sight.spread, sight.rank, sight.recall)] for sight in seen(entries)],
+        "loss": [[entry["step"], float(f"{entry['loss']:.5g}")] for entry in chosen],
+        "looks": [[sight.step, *_short(sight.spread, sight.rank, sight.recall)] for sight in read_looks(entries)],
         "findings": _findings(entries),
         "verdict": {each.name: each.severity for each in diagnose_run(folder).findings},
         "seconds": steps[-1]["time"] if steps else None,
@@ -64,19 +64,19 @@ def _short(*values: float | None) -> list[float | None]:
 
 
 def _findings(entries: Sequence[Mapping[str, Any]]) -> Plain:
-    """Each finding that was made while the run was trained."""
+    """Each finding during training, with its worst severity and its first and last step."""
     order = ("note", "warning", "alarm")
     found: Plain = {}
     for entry in entries:
         for name, severity in entry.get("doctor", {}).items():
-            kept = found.setdefault(name, {"severity": severity, "first": entry["step"]})
-            kept["last"] = entry["step"]
-            kept["severity"] = max(kept["severity"], severity, key=order.index)
+            finding = found.setdefault(name, {"severity": severity, "first": entry["step"]})
+            finding["last"] = entry["step"]
+            finding["severity"] = max(finding["severity"], severity, key=order.index)
     return found
 
 
 def _pace(steps: Sequence[Mapping[str, Any]], batch: int) -> float | None:
-    """Images a second, without the first ten steps, in which everything warms up."""
+    """Images per second, without the first ten steps."""
     later = steps[min(10, len(steps) // 2) :]
     seconds = float(later[-1]["time"] - later[0]["time"]) if later else 0.0
     return round(batch * (len(later) - 1) / seconds, 1) if seconds > 0 else None

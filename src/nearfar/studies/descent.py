@@ -8,11 +8,12 @@ contrastive loss and linear SVMs. docs/papers/jaffe-2020.md discusses them.
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
 from nearfar._utils.extras import need
+from nearfar._utils.files import write_text
+from nearfar._utils.tables import round_numbers
 from nearfar.studies import _descent_figures as figures
 from nearfar.studies import _descent_runs as runs
 from nearfar.studies._descent_errata import errata
@@ -45,17 +46,6 @@ def reproduce(folder: str | Path, *, quick: bool = False) -> dict[str, Any]:
     }
     for name in ("surface", "appendix", "bounds", "extensions", "saddles", "rivals"):
         getattr(figures, name)(found[name], folder / f"descent-{name}.png")
-    text = json.dumps(_plain(found), indent=1, ensure_ascii=False, allow_nan=False)
-    (folder / "descent.json").write_text(text + "\n", encoding="utf-8")
+    text = json.dumps(round_numbers(found, 7), indent=1, ensure_ascii=False, allow_nan=False)
+    write_text(folder / "descent.json", text + "\n")
     return found
-
-
-def _plain(value: Any) -> Any:
-    """Round numbers to seven digits; values that JSON cannot hold become null."""
-    if isinstance(value, dict):
-        return {key: _plain(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
-    if isinstance(value, float):
-        return float(f"{value:.7g}") if math.isfinite(value) else None
-    return value

@@ -1,4 +1,4 @@
-"""Many runs in parallel: each result is a line of one file, so that a stopped grid can continue."""
+"""Many training runs in parallel. Each result is a line of one file, so that a stopped grid can continue."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from nearfar.train import Config, Moment, fit
 __all__ = ["Line", "Trial", "Workers", "attempt", "held_out", "lines", "permuted", "run", "run_folder", "words_of"]
 
 Line = dict[str, Any]
-WRONG_SEED = 77  # which labels are wrong is the same for every loss; the seed of a run changes it
+WRONG_SEED = 77  # with the seed of a run it decides which labels are wrong, the same for every loss
 MANNER = (
     ("data", "workers"),
     ("data", "cache"),
@@ -45,7 +45,7 @@ MANNER = (
     ("training", "compile"),
     ("training", "threads"),
 )
-"""Keys that change how fast a run is, and its numbers by rounding at most: a grid goes on after they were changed."""
+"""Keys that change only the speed of a run (and its results by rounding): they do not identify a run."""
 
 
 @dataclass(frozen=True)
@@ -71,15 +71,15 @@ class Trial:
 
     @functools.cached_property
     def key(self) -> str:
-        """A short hash of what the run is: not where its files lie, nor how they are read or how a step is computed.
+        """A short hash that identifies the run: without paths and without the keys of `MANNER`.
 
-        Keys of the configuration at their default do not count, so that a grid goes on after new ones were added.
+        Keys of the configuration at their default are left out, so that a grid can continue after new keys were added.
         """
         tree = self.tree()
         for section, name in MANNER:
             tree["config"][section].pop(name, None)
         usual = to_tree(Config())
-        for section in ("data", "model", "optimizer", "training"):  # a loss and a sampler are what they are told
+        for section in ("data", "model", "optimizer", "training"):  # losses and samplers have only given keys
             given = tree["config"][section]
             tree["config"][section] = {name: value for name, value in given.items() if value != usual[section][name]}
         return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:16]
@@ -91,9 +91,9 @@ class Trial:
         config["data"].pop("cache_folder", None)
         weights = config["model"]["weights"]
         config["model"]["weights"] = weights and Path(weights).name
-        judged = {"ks": list(self.ks), "wrong": self.wrong, "held_out": self.held_out, "clustering": self.clustering}
+        scored = {"ks": list(self.ks), "wrong": self.wrong, "held_out": self.held_out, "clustering": self.clustering}
         named = {"held_classes": list(self.held_classes)} if self.held_classes else {}
-        return {"config": config, **judged, **named}
+        return {"config": config, **scored, **named}
 
 
 class Workers(pool.Workers[Trial, Line]):
@@ -137,13 +137,16 @@ def run(
     """
     wanted = {trial.key: trial for trial in trials}
     known = lines(file)
-    write_text(file, "".join(json.dumps(line) + "\n" for line in known.values()))  # a torn last line is dropped
-    left = [trial for key, trial in wanted.items() if known.get(key, {"error": ""})["error"] is not None]
-    if not left:
+    write_text(file, "".join(json.dumps(line) + "\n" for line in known.values()))  # drops an incomplete last line
+    missing = [trial for key, trial in wanted.items() if known.get(key, {"error": ""})["error"] is not None]
+    if not missing:
         return known
     end = None if seconds is None else time.monotonic() + seconds
-    with Journal(file, checked=False) as journal, _progress(console, len(wanted), len(wanted) - len(left)) as advance:
-        for line in (workers or Workers()).results(left, end):
+    with (
+        Journal(file, checked=False) as journal,
+        _progress(console, len(wanted), len(wanted) - len(missing)) as advance,
+    ):
+        for line in (workers or Workers()).results(missing, end):
             journal.write(line)
             known[line["key"]] = line
             advance(line)
@@ -166,7 +169,7 @@ def attempt(trial: Trial) -> Line | None:
         line |= found
     except pool.Stopped:
         return None
-    except Exception as error:  # whatever one run does, the others go on
+    except Exception as error:  # a failed run must not end the others
         line["error"] = words_of(error)
     line["seconds"] = round(time.monotonic() - start, 2)
     return line
@@ -181,21 +184,21 @@ def words_of(error: Exception) -> str:
 def run_folder() -> Iterator[Path]:
     """A folder for one run, which is removed after it."""
     if torch.cuda.is_available():
-        gc.collect()  # the network of the run before: other processes need its memory
+        gc.collect()  # other processes need the memory of the previous run's network
         torch.cuda.empty_cache()
     with tempfile.TemporaryDirectory(prefix="nearfar-") as place:
         yield Path(place) / "run"
 
 
 def _give_up(moment: Moment) -> None:
-    """A callback that ends the run after its step when nobody waits for it any more."""
+    """A callback that ends the run after its step when the grid is stopping."""
     if pool.stopping():
         raise pool.Stopped
 
 
 def _train(trial: Trial) -> Line | None:
     config = trial.config
-    data, share = _judged(trial)
+    data, share = _data_of(trial)
     on_gpu = torch.cuda.is_available()
     with run_folder() as folder:
         if on_gpu:
@@ -219,13 +222,13 @@ def _batch(config: Config, classes: int) -> int:
     return int(shape["batch_size"] if "batch_size" in shape else shape["classes"] * shape["samples"])
 
 
-@functools.lru_cache(maxsize=1)  # pictures on the device go with their data set: the next one needs the room
+@functools.lru_cache(maxsize=1)  # only one data set, because its pictures may be cached on the device
 def _open(name: str, path: str | None, form: tuple[Any, ...]) -> DataSet:
-    """A data set; `form` is what its decoded pictures depend on."""
+    """A data set; `form` are the settings that its decoded pictures depend on."""
     return open_data(name, path)
 
 
-def _judged(trial: Trial) -> tuple[DataSet, float]:
+def _data_of(trial: Trial) -> tuple[DataSet, float]:
     """The data of a run, and the share of its training labels that is wrong."""
     spec = trial.config.data
     data = replace(_open(spec.name, spec.path, (spec.transform, spec.size, spec.cache)), ks=trial.ks)
@@ -238,7 +241,7 @@ def _judged(trial: Trial) -> tuple[DataSet, float]:
 
 
 def held_out(data: DataSet, share: float, patterns: Sequence[str] = ()) -> DataSet:
-    """Training classes take the place of the test classes, which are left out altogether."""
+    """Replace the test classes by training classes that are held out."""
     train, test = hold_out(data.train, share, patterns)
     return replace(data, train=train, test=test, gallery=None)
 
@@ -256,15 +259,15 @@ class _Relabeled:
         return self.samples[index]
 
     def genuine(self, index: int) -> Any:
-        """The sample itself; None if it cannot be read and is to be skipped."""
+        """The sample; None if it cannot be read and is skipped."""
         return genuine(self.samples, index)
 
     def over(self, other: Callable[[Samples], Samples]) -> Samples:
-        """Another form of the samples, such as decoded ones, with the same labels."""
+        """The samples in another form, such as decoded, with the same labels."""
         return _Relabeled(other(self.samples), self.labels)
 
     def hold(self, device: torch.device) -> Any:
-        """The samples on a device, where they can be held there."""
+        """The samples on a device, if they support it."""
         own = getattr(self.samples, "hold", None)
         return None if own is None else own(device)
 

@@ -21,14 +21,14 @@ from nearfar.geometry.constraints import Program, settle
 from nearfar.geometry.repair import class_means
 from nearfar.studies import _isometry_figures as figures
 
-__all__ = ["collapsed", "descents", "drawn", "least_moving", "ratios", "reproduce", "shrinks", "toy", "triplet"]
+__all__ = ["reproduce"]
 
 TOY = ((0.0, 0.0), (2.0, 0.3), (0.8, 1.5), (1.1, 0.2), (2.6, 1.6))
 TOY_LABELS = (0, 0, 0, 1, 1)
 COUNTS = (6, 12, 20, 30)
 WIDTHS = (1, 2, 4, 8, 16, 64, 256, 1024)
 SOLVED = {6: (1, 2, 4, 8), 12: (1, 2, 4), 20: (1, 2), 30: (2,)}
-"""Dimensions for which the nearest separated map is computed, for each count: what takes minutes."""
+"""For each number of rows, the dimensions for which the nearest separated map is computed, which takes minutes."""
 
 
 def reproduce(folder: str | Path, *, quick: bool = False) -> dict[str, Any]:
@@ -45,19 +45,19 @@ def reproduce(folder: str | Path, *, quick: bool = False) -> dict[str, Any]:
     found: dict[str, Any] = {
         "triplet": triplet(),
         "toy": toy(2 if quick else 12),
-        "collapse": collapsed(8 if quick else 20, 1 if quick else 4),
-        "shrink": shrinks(2 if quick else 20, COUNTS[:2] if quick else COUNTS, WIDTHS[:4] if quick else WIDTHS),
-        "moved": ratios(1 if quick else 3, {6: (2,)} if quick else SOLVED),
-        "descent": descents(1 if quick else 3, (8,) if quick else (8, 20, 40), 50 if quick else 1500),
+        "collapse": collapse(8 if quick else 20, 1 if quick else 4),
+        "shrink": shrink_factors(2 if quick else 20, COUNTS[:2] if quick else COUNTS, WIDTHS[:4] if quick else WIDTHS),
+        "moved": spread_ratios(1 if quick else 3, {6: (2,)} if quick else SOLVED),
+        "descent": run_descents(1 if quick else 3, (8,) if quick else (8, 20, 40), 50 if quick else 1500),
     }
     for name in ("triplet", "toy", "collapse", "shrink", "descent"):
-        figures.DRAW[name](found[name], folder / f"isometry-{name}.png")
+        getattr(figures, name)(found[name], folder / f"isometry-{name}.png")
     write_text(folder / "isometry.json", json.dumps(found, indent=1, allow_nan=False) + "\n")
     return found
 
 
 def triplet() -> dict[str, Any]:
-    """Figure 1: two classes that are separated."""
+    """Figure 1: two separated classes."""
     x = torch.tensor([(0.0, 0.0), (0.9, 0.4), (0.3, 1.0), (3.2, 1.2), (3.7, 0.4)], dtype=torch.float64)
     return {"f": x.tolist(), "labels": list(TOY_LABELS), "hardness": geometry.hardness(x, torch.tensor(TOY_LABELS))}
 
@@ -77,7 +77,7 @@ def toy(starts: int) -> dict[str, Any]:
         "hardness": hard.value,
         "triplet": [hard.anchor, hard.positive, hard.negative],
         "d_haus": haus.upper,
-        "haus_map": least_moving(x, y, haus).tolist(),
+        "haus_map": move_least(x, y, haus).tolist(),
         "d_iso": iso.upper,
         "iso_map": geometry.near_isometry(iso.map, x).move(iso.map).tolist(),
         "gaps": {f"{i}{j}": float(gap[i, j]) for i in range(5) for j in range(i + 1, 5)},
@@ -86,8 +86,8 @@ def toy(starts: int) -> dict[str, Any]:
     }
 
 
-def least_moving(x: Tensor, y: Tensor, found: geometry.Separation) -> Tensor:
-    """Of the separated maps within 1.001 d_haus, the one that moves rows least in total: f* is not unique."""
+def move_least(x: Tensor, y: Tensor, found: geometry.Separation) -> Tensor:
+    """The separated map within 1.001 d_haus that moves rows least in total, because f* is not unique."""
     scale = float(torch.cdist(x, x).max())
     program = Program("haus", (x / scale).numpy(), y.numpy())
     ended = settle(program, (found.map / scale).numpy(), 1.001 * found.upper / scale)
@@ -95,21 +95,21 @@ def least_moving(x: Tensor, y: Tensor, found: geometry.Separation) -> Tensor:
     return moved if float((moved - x).norm(dim=1).max()) <= 1.01 * found.upper else found.map
 
 
-def drawn(rows: int, width: int, seed: int) -> tuple[Tensor, Tensor]:
+def draw_rows(rows: int, width: int, seed: int) -> tuple[Tensor, Tensor]:
     """Gaussian rows with two balanced classes, independent of the rows."""
     noise = torch.Generator().manual_seed(1000 * rows + seed)
     return torch.randn(rows, width, generator=noise, dtype=torch.float64), torch.arange(rows) % 2
 
 
-def collapsed(rows: int, starts: int) -> dict[str, Any]:
+def collapse(rows: int, starts: int) -> dict[str, Any]:
     """Figure 6: the nearest separated map of many random rows in the plane."""
-    x, y = drawn(rows, 2, 0)
+    x, y = draw_rows(rows, 2, 0)
     haus = geometry.hausdorff_distance(x, y, starts=starts)
-    g = least_moving(x, y, haus)
-    return {"f": x.tolist(), "labels": y.tolist(), "map": g.tolist(), "d_haus": haus.upper, **_kept(x, g, y)}
+    g = move_least(x, y, haus)
+    return {"f": x.tolist(), "labels": y.tolist(), "map": g.tolist(), "d_haus": haus.upper, **_kept_spread(x, g, y)}
 
 
-def shrinks(seeds: int, counts: tuple[int, ...], widths: tuple[int, ...]) -> dict[str, Any]:
+def shrink_factors(seeds: int, counts: tuple[int, ...], widths: tuple[int, ...]) -> dict[str, Any]:
     """s* and H / diameter of random rows: the mean over seeds, for N rows (outer) in n dimensions (inner)."""
     table: dict[str, Any] = {}
     for rows in counts:
@@ -117,29 +117,29 @@ def shrinks(seeds: int, counts: tuple[int, ...], widths: tuple[int, ...]) -> dic
         for width in widths:
             found = []
             for seed in range(seeds):
-                x, y = drawn(rows, width, seed)
+                x, y = draw_rows(rows, width, seed)
                 found.append((geometry.repair(x, y).shrink, geometry.hardness(x, y) / float(torch.cdist(x, x).max())))
             shrink, hard = np.mean(found, axis=0)
             table[str(rows)][str(width)] = {"shrink": float(shrink), "hardness": float(hard)}
     return {"seeds": seeds, "table": table}
 
 
-def ratios(seeds: int, sizes: dict[int, tuple[int, ...]]) -> dict[str, Any]:
-    """How much of the spread the nearest separated map keeps, in total and within classes."""
+def spread_ratios(seeds: int, sizes: dict[int, tuple[int, ...]]) -> dict[str, Any]:
+    """The share of the spread that the nearest separated map keeps, in total and within classes."""
     table: dict[str, Any] = {}
     for rows, widths in sizes.items():
         table[str(rows)] = {}
         for width in widths:
             found = []
             for seed in range(seeds):
-                x, y = drawn(rows, width, seed)
+                x, y = draw_rows(rows, width, seed)
                 haus = geometry.hausdorff_distance(x, y, starts=2)
-                found.append(_kept(x, least_moving(x, y, haus), y))
+                found.append(_kept_spread(x, move_least(x, y, haus), y))
             table[str(rows)][str(width)] = {key: float(np.mean([each[key] for each in found])) for key in found[0]}
     return {"seeds": seeds, "table": table}
 
 
-def _kept(x: Tensor, g: Tensor, y: Tensor) -> dict[str, float]:
+def _kept_spread(x: Tensor, g: Tensor, y: Tensor) -> dict[str, float]:
     def rms(rows: Tensor) -> float:
         return float((rows**2).sum(dim=1).mean().sqrt())
 
@@ -147,8 +147,8 @@ def _kept(x: Tensor, g: Tensor, y: Tensor) -> dict[str, float]:
     return {"total": rms(g - g.mean(dim=0)) / rms(x - x.mean(dim=0)), "within": inside}
 
 
-def descents(seeds: int, counts: tuple[int, ...], steps: int) -> dict[str, Any]:
-    """Gradient descent on the rows themselves: spread at the end relative to the start, and runs that reached zero.
+def run_descents(seeds: int, counts: tuple[int, ...], steps: int) -> dict[str, Any]:
+    """Gradient descent on free rows: the share of the spread that is left, and the share of runs that reached zero.
 
     Learning rate .05 for the mean over anchors; .005 for the hardest triplet, with ten times the steps.
     """
@@ -159,7 +159,7 @@ def descents(seeds: int, counts: tuple[int, ...], steps: int) -> dict[str, Any]:
         for rows in counts:
             cells = {}
             for width in (2, 8, 64):
-                ends = [_descend(*drawn(rows, width, seed), hardest, margin, steps) for seed in range(seeds)]
+                ends = [_descend(*draw_rows(rows, width, seed), hardest, margin, steps) for seed in range(seeds)]
                 total, zero = np.mean(ends, axis=0)
                 cells[str(width)] = {"total": float(total), "zero": float(zero)}
             table[name][str(rows)] = cells
@@ -184,4 +184,4 @@ def _descend(x: Tensor, y: Tensor, hardest: bool, margin: float, steps: int) -> 
         (slope,) = torch.autograd.grad(loss, x)
         with torch.no_grad():
             x -= (0.005 if hardest else 0.05) * slope
-    return _kept(start, x.detach(), y)["total"], zero
+    return _kept_spread(start, x.detach(), y)["total"], zero

@@ -2,9 +2,9 @@
 
 from nearfar.runs.config import Config, Part, load, parse, to_yaml
 from nearfar.train.loop import Callback, Result, fit
-from nearfar.train.moment import Moment
-from nearfar.train.readings import NotFiniteError
+from nearfar.train.progress import NotFiniteError
 from nearfar.train.run import Run, open_run
+from nearfar.train.state import Moment
 
 __all__ = [
     "Callback",

@@ -1,4 +1,4 @@
-"""A batch as one picture: every sample as the network gets it, with the name of its class below."""
+"""Draw a batch as one picture: every sample as the network receives it, above the name of its class."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from nearfar._utils.files import atomic_write
 __all__ = ["contact_sheet", "is_picture"]
 
 TILE, CAPTION, GAP, ACROSS = 96, 13, 4, 16
-"""Pixels a side of a sample, of the line below it and between two; samples in a line at most."""
+"""Side of a sample, height of its caption and gap, in pixels; and the largest number of columns."""
 
 
 def is_picture(shape: Sequence[int]) -> bool:
-    """Whether samples of a shape can be shown: gray or in color.
+    """Whether samples of a shape are pictures, gray or in color.
 
     >>> is_picture((3, 32, 32)), is_picture((1, 8, 8)), is_picture((128,))
     (True, True, False)
@@ -30,15 +30,15 @@ def is_picture(shape: Sequence[int]) -> bool:
 def contact_sheet(
     path: Path, x: Tensor, names: Sequence[str], *, mean: Sequence[float], std: Sequence[float], columns: int = ACROSS
 ) -> Path:
-    """Write samples [n, c, h, w] as one PNG, each with its name.
+    """Write samples [n, c, h, w] to one PNG file, each with its name.
 
     Args:
         path: the file.
-        x: the samples, standardized as the network reads them.
-        names: one per sample; what does not fit below it is cut.
-        mean: what was taken from each channel.
-        std: what it was then divided by.
-        columns: samples of a line.
+        x: the standardized samples.
+        names: one per sample; cut to the width of the sample.
+        mean: the mean of each channel that standardization subtracted.
+        std: the deviation of each channel that it divided by.
+        columns: samples per line.
     """
     shape = (-1, 1, 1)
     plain = x.detach().float().cpu() * torch.tensor(std).view(shape) + torch.tensor(mean).view(shape)
@@ -50,14 +50,14 @@ def contact_sheet(
     for place, (picture, name) in enumerate(zip(pixels, names, strict=True)):
         left, top = GAP + place % columns * wide, GAP + place // columns * tall
         sheet.paste(_tile(Image.fromarray(picture.squeeze())), (left, top))
-        draw.text((left, top + TILE + 1), _fitting(draw, visible(name, "latin-1"), font), fill="black", font=font)
+        draw.text((left, top + TILE + 1), _cut(draw, visible(name, "latin-1"), font), fill="black", font=font)
     with atomic_write(path) as temporary:
         sheet.save(temporary, format="PNG")
     return path
 
 
 def _tile(picture: Image.Image) -> Image.Image:
-    """A square of `TILE` pixels: small drawings keep their pixels visible, photographs are scaled down."""
+    """Resize a picture to a square of `TILE` pixels; small drawings are enlarged without smoothing."""
     how = Image.Resampling.NEAREST if max(picture.size) < TILE else Image.Resampling.BILINEAR
     share = TILE / max(picture.size)
     size = (max(1, round(picture.width * share)), max(1, round(picture.height * share)))
@@ -66,8 +66,8 @@ def _tile(picture: Image.Image) -> Image.Image:
     return tile
 
 
-def _fitting(draw: ImageDraw.ImageDraw, name: str, font: object) -> str:
-    """As much of a name as fits below a sample."""
+def _cut(draw: ImageDraw.ImageDraw, name: str, font: object) -> str:
+    """The beginning of a name that fits below a sample."""
     while name and draw.textlength(name, font=font) > TILE:  # type: ignore[arg-type]
         name = name[:-1]
     return name

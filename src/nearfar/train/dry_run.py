@@ -1,4 +1,4 @@
-"""`dry_run`: prepare a run, take a few steps of it that are thrown away, and report what it needs."""
+"""`dry_run`: prepare a run, measure a few steps of it without keeping them, and report what it needs."""
 
 from __future__ import annotations
 
@@ -15,21 +15,17 @@ from nearfar._utils.memory import size_of
 from nearfar._utils.process_group import in_touch
 from nearfar.data import DataSet, Samples
 from nearfar.data._cache import default_folder
-from nearfar.data.view import Batch
+from nearfar.data.loading import Batch
 from nearfar.runs import parts
 from nearfar.runs.config import Config
 from nearfar.train import processes
-from nearfar.train.checkpoint import random_state, set_random_state
+from nearfar.train.build import describe, set_data_name, set_threads
+from nearfar.train.checkpoints import random_state, set_random_state
 from nearfar.train.contact_sheet import ACROSS, contact_sheet, is_picture
-from nearfar.train.feed import feed
-from nearfar.train.folder import RUNS, RunFolder, agreed
-from nearfar.train.pace import estimate, seconds
-from nearfar.train.peak import allocated
-from nearfar.train.room import use_threads
-from nearfar.train.source import named
-from nearfar.train.state import TrainState, prepare
-from nearfar.train.suited import describe
-from nearfar.train.trackers import check as check_trackers
+from nearfar.train.cost import describe_time, measure_peak, measure_seconds
+from nearfar.train.folder import RUNS, RunFolder
+from nearfar.train.state import TrainState, load_batches, prepare
+from nearfar.train.trackers import check_trackers
 
 __all__ = ["DryRun", "Memory", "dry_run"]
 
@@ -38,14 +34,14 @@ SHEET = "first-batch.png"
 
 @dataclass(frozen=True)
 class Memory:
-    """Memory of training in bytes, without torch itself and the data.
+    """Memory of training in bytes, excluding torch itself and the data.
 
     Attributes:
         weights: parameters and buffers of network and loss.
-        optimizer: state of the optimizer.
-        gradients: one number for each parameter.
-        network: measured peak of forward and backward through the network, without `gradients`.
-        loss: measured peak of the loss and its gradient for one batch.
+        optimizer: the state of the optimizer.
+        gradients: one number per parameter.
+        network: the measured peak of forward and backward through the network, without `gradients`.
+        loss: the measured peak of the loss and its gradient for one batch.
     """
 
     weights: int
@@ -72,9 +68,9 @@ class DryRun:
     """The result of `dry_run`.
 
     Attributes:
-        lines: the report as lines of text; none on other ranks than the first.
-        memory: memory of a step.
-        picture: the first batch, if samples are pictures.
+        lines: the report as lines of text; empty on every rank but the first.
+        memory: the memory of a step.
+        picture: the file with the first batch, if samples are pictures.
     """
 
     lines: tuple[str, ...]
@@ -84,10 +80,11 @@ class DryRun:
 
 @in_touch("train")
 def dry_run(config: Config, folder: Path | None = None, *, data: DataSet | None = None) -> DryRun:
-    """Do what `fit` does before its first step, measure the memory of a step, and the time of two.
+    """Do what `fit` does before its first step, and measure the memory and the time of a step.
 
-    No run folder is created, no decoded pictures are stored, and random generators are put back; the picture is written
-    beside the run folder's path, or in the user's cache folder if that is in the folder of the data.
+    No run folder is created, no decoded pictures are stored, and random generators are restored. The picture of the
+    first batch is written beside the path of the run folder, or to the user's cache folder if that path lies in the
+    folder of the data.
 
     Args:
         config: the configuration.
@@ -96,41 +93,42 @@ def dry_run(config: Config, folder: Path | None = None, *, data: DataSet | None 
     """
     parts.check(config)
     check_trackers(config.training.trackers)
-    config = config if data is not None else named(config)
-    use_threads(config)
+    config = config if data is not None else set_data_name(config)
+    set_threads(config)
     machine = processes.begin(config.training.precision)
-    agreed(machine, RunFolder(folder).check)
+    processes.run_on_first_rank(machine, RunFolder(folder).check)
     before = random_state()
     try:
-        return _look(config, prepare(replace(config, data=replace(config.data, cache="none")), machine, data), folder)
+        uncached = replace(config, data=replace(config.data, cache="none"))
+        return _measure(config, prepare(uncached, machine, data), folder)
     finally:
         set_random_state(before)
 
 
-def _look(config: Config, state: TrainState, folder: Path | None) -> DryRun:
+def _measure(config: Config, state: TrainState, folder: Path | None) -> DryRun:
     machine = state.machine
-    _, (x, labels, indices) = next(feed(state.view, state.sampler, after=0, workers=0, pin=False))
+    _, (x, labels, indices) = next(load_batches(state))
     batch = (state.view.render(x, indices, machine.device), labels, indices)
-    memory = _measured(state, batch)
+    memory = _measure_memory(state, batch)
     cached = config.data.cache != "none" and is_picture(state.inputs.shape)
-    each, picture = seconds(state, cached=cached), None
+    seconds, picture = measure_seconds(state, cached=cached), None
     if not machine.is_main_process:
         return DryRun((), memory, None)
     if is_picture(state.inputs.shape):
-        picture = _picture(state, batch, _place(config, folder))
-    time = estimate(config.training.steps, each) + " and decoding" * cached
+        picture = _draw_batch(state, batch, _picture_path(config, folder))
+    time = describe_time(config.training.steps, seconds) + " and decoding" * cached
     return DryRun((*_lines(state, batch, memory), f"time on this machine: {time}"), memory, picture)
 
 
-def _place(config: Config, folder: Path | None) -> Path:
-    """Where the picture goes: in a folder of class folders it would be taken for a sample."""
+def _picture_path(config: Config, folder: Path | None) -> Path:
+    """The path of the picture; not in the folder of the data, where it would count as a sample."""
     place = RUNS / SHEET if folder is None else folder.with_name(f"{folder.name}-{SHEET}")
     home = config.data.path
     return place if home is None or not lies_in(place, Path(home)) else default_folder() / SHEET
 
 
 def _lines(state: TrainState, batch: Batch, memory: Memory) -> list[str]:
-    """The report: data, network, batch, steps and memory."""
+    """The report on data, network, batch, steps and memory."""
     config, world = state.config, state.machine.num_processes
     rows, steps = len(batch[1]) * world, config.training.steps
     classes = len(set(batch[1].tolist()))
@@ -142,8 +140,8 @@ def _lines(state: TrainState, batch: Batch, memory: Memory) -> list[str]:
         "gallery": state.data.gallery,
     }
     return [
-        processes.words(state.machine),
-        *(f"{name}: {_counted(samples)}" for name, samples in sides.items() if samples is not None),
+        processes.describe(state.machine),
+        *(f"{name}: {_describe_samples(samples)}" for name, samples in sides.items() if samples is not None),
         *describe(config, state.shares, state.inputs, state.bare_model, state.machine.device).splitlines(),
         f"loss {config.loss.name}: {own:,} parameters of its own",
         f"batch: {classes} classes x {len(batch[1]) / classes:g} samples"
@@ -154,8 +152,8 @@ def _lines(state: TrainState, batch: Batch, memory: Memory) -> list[str]:
     ]
 
 
-def _counted(samples: Samples) -> str:
-    """Describe the samples: their number, classes, and the sizes of the classes."""
+def _describe_samples(samples: Samples) -> str:
+    """Say how many samples and classes there are, and how large the classes are."""
     sizes = np.bincount(samples.labels)
     few, many = int(sizes.min()), int(sizes.max())
     each = f"{few}" if few == many else f"{few} to {many} (median {np.median(sizes):g})"
@@ -166,12 +164,12 @@ def _counted(samples: Samples) -> str:
     return f"{len(samples):,} samples {shape} of {len(sizes):,} classes, {each} in each"
 
 
-def _measured(state: TrainState, batch: Batch) -> Memory:
-    """Measure forward and backward of network and loss separately, with chunks as in training."""
+def _measure_memory(state: TrainState, batch: Batch) -> Memory:
+    """Measure forward and backward of network and loss separately, in chunks as in training."""
     device, chunk = state.machine.device, state.config.training.chunk
     x, labels = batch[0].to(device), batch[1].to(device)
     state.model.train()
-    state.step.gradient(x, state.target(labels), state.ids(batch[2]))  # as in training: what it refuses is refused here
+    state.step.backward(x, state.target(labels), state.ids(batch[2]))  # raises the errors of training
     state.step.optimizer.zero_grad()
     with torch.no_grad():
         embeddings = torch.cat([state.model(part) for part in torch.split(x, chunk or len(x))]).float()
@@ -185,8 +183,8 @@ def _measured(state: TrainState, batch: Batch) -> Memory:
         out = state.model(x[: chunk or len(x)])
         out.backward(torch.ones_like(out))
 
-    _, loss = allocated(through_loss, device)
-    _, network = allocated(through_network, device)
+    _, loss = measure_peak(through_loss, device)
+    _, network = measure_peak(through_network, device)
     learned = [*state.bare_model.parameters(), *state.loss.parameters()]
     gradients = sum(p.numel() * p.element_size() for p in learned if p.requires_grad)
     state.step.optimizer.zero_grad()
@@ -200,7 +198,7 @@ def _measured(state: TrainState, batch: Batch) -> Memory:
 
 
 def _per_parameter(config: Config) -> int:
-    """Numbers per parameter in the state of the optimizer and of a proximal term."""
+    """How many numbers the optimizer and the proximal term store per parameter."""
     spec = config.optimizer
     return (2 if spec.name != "sgd" else int(spec.momentum > 0)) + int(spec.proximal > 0)
 
@@ -209,7 +207,7 @@ def _bytes(module: nn.Module) -> int:
     return sum(t.numel() * t.element_size() for t in (*module.parameters(), *module.buffers()))
 
 
-def _picture(state: TrainState, batch: Batch, path: Path) -> Path:
+def _draw_batch(state: TrainState, batch: Batch, path: Path) -> Path:
     model: Any = state.bare_model
     path.parent.mkdir(parents=True, exist_ok=True)
     names = [state.train.classes[label] for label in batch[1].tolist()]

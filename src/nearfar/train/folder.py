@@ -1,37 +1,40 @@
-"""The folder of a run: owned by one process and marked; files that a run did not write are never touched.
+"""The folder of a run: marked, locked by the process that trains, and never cleared of files that a run did not write.
 
 A folder belongs to a run once the file `MARK` is created in it, which only one process can do, and only if none of
 `FILES` exists yet: from then on the run may write and replace files of these names, and no others. The process that
-trains holds a lock on the mark, which is released when the process ends, however it ends.
+trains holds a lock on the mark, which the system releases when the process ends or is killed. It also writes its name
+into the file `LOCK`, for the message that another process gets.
 """
 
 from __future__ import annotations
 
+import contextlib
+import getpass
 import itertools
 import json
 import os
+import platform
+import sys
 import time
 import warnings
-from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Self
 
-import torch.distributed as dist
-
-from nearfar._utils.files import remove_files
+from nearfar._utils.checks import printable
+from nearfar._utils.files import read_text, remove_files, write_text
 from nearfar._utils.lock import alone
-from nearfar.train.owner import LOCK, Owner
 
-__all__ = ["SHARD_FILES", "RunFolder", "agreed", "begun", "is_run", "new_folder", "remove", "remove_shards"]
+__all__ = ["SHARD_FILES", "Owner", "RunFolder", "can_resume", "is_run", "new_folder", "remove", "remove_shards"]
 
-T = TypeVar("T")
-
+LOCK = "nearfar-run.lock"
 MARK = "nearfar-run.json"
 REPORT = "report.html"
 FILES = (
-    "config.yaml",  # first: a marked folder without it has not been begun
+    "config.yaml",  # written first: a marked folder without it holds no run yet
     "journal.jsonl",
     "journal.damaged",
     "checkpoints/last.pt",
@@ -48,21 +51,58 @@ SHARD_FILES = (".metadata*", "__*.distcp")
 RUNS = Path("runs")
 
 
-def agreed(machine: Any, act: Callable[[], T]) -> T:
-    """Run `act` on the first rank and return its result on every rank; if it fails, every rank raises the error."""
-    if machine.num_processes == 1:
-        return act()
-    found: list[Any] = [None, None]
-    if machine.is_main_process:
+@dataclass(frozen=True)
+class Owner:
+    """The process that trains in a folder: its user, machine, process id and start time."""
+
+    user: str
+    machine: str
+    process: int
+    since: str
+
+    @staticmethod
+    def of_this_process() -> Owner:
+        """Describe this process, starting now."""
         try:
-            found = [act(), None]
-        except (OSError, ValueError) as error:
-            found = [None, error]
-    dist.broadcast_object_list(found, src=0)
-    if found[1] is not None:
-        raise found[1]
-    given: T = found[0]
-    return given
+            user = getpass.getuser()
+        except (OSError, KeyError, ImportError):  # a container may have no name for its user
+            user = "unknown"
+        return Owner(user, platform.node(), os.getpid(), datetime.now(UTC).isoformat(" ", "seconds"))
+
+    @staticmethod
+    def of(folder: Path) -> Owner | None:
+        """Read the owner of a folder; None if it has none or the file cannot be read."""
+        try:
+            found = json.loads(read_text("train", folder / LOCK))
+            return Owner(str(found["user"]), str(found["machine"]), int(found["process"]), str(found["since"]))
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def write(self, folder: Path) -> None:
+        """Write this owner into a folder."""
+        write_text(folder / LOCK, json.dumps(asdict(self)) + "\n")
+
+    def leave(self, folder: Path) -> None:
+        """Remove the file of this owner, unless another owner has replaced it."""
+        if Owner.of(folder) == self:
+            with contextlib.suppress(OSError):
+                (folder / LOCK).unlink()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the process has certainly ended: it ran on this machine, which has no such process now."""
+        if self.machine != platform.node() or sys.platform == "win32":
+            return False
+        try:
+            os.kill(self.process, 0)
+        except ProcessLookupError:
+            return True
+        except (OSError, OverflowError):
+            pass
+        return False
+
+    def __str__(self) -> str:
+        return f"process {self.process} of {printable(self.user)} on {printable(self.machine)}, since {self.since}"
 
 
 class RunFolder:
@@ -70,7 +110,7 @@ class RunFolder:
 
     Args:
         path: the folder; None for a new one under `runs`, named by the time.
-        resume: the folder must contain a run; otherwise it must not.
+        resume: continue the run in the folder; without it the folder must not hold a run.
         overwrite: replace the files of a run in the folder.
     """
 
@@ -91,7 +131,7 @@ class RunFolder:
             if self.resume:
                 raise ValueError("train: a run that goes on needs its folder; name it with --run.")
             return
-        there = begun(self.given)
+        there = can_resume(self.given)
         if self.resume and not there:
             old = (self.given / "checkpoints" / "last.pt").is_file()
             why = f"a run of an older version of nearfar, or no longer its {MARK}" if old else "no run to resume"
@@ -103,7 +143,7 @@ class RunFolder:
                 f"train: {self.given} already holds a run; go on with --resume, or choose another folder with --run."
             )
         if not is_run(self.given):
-            _refuse_strangers(self.given)
+            _check_no_files(self.given)
 
     def claim(self) -> Path:
         """Reserve the folder for this process: create, mark and lock it, and remove an earlier run's files.
@@ -122,8 +162,8 @@ class RunFolder:
             ) from None
         self._lock.enter_context(alone(folder / MARK, lambda: _busy(folder), lambda why: _without_lock(folder, why)))
         if not fresh:
-            self.check()  # between the first look and the lock another process may have begun and ended a run
-            _sweep(folder) if self.resume else remove(folder)
+            self.check()  # another process may have begun and ended a run between the first check and the lock
+            _remove_partial_files(folder) if self.resume else remove(folder)
         self._owner, self._claimed = Owner.of_this_process(), folder
         self._owner.write(folder)
         return folder
@@ -141,22 +181,22 @@ def is_run(folder: Path) -> bool:
     """Whether a folder has the mark of a run."""
     try:
         text = (folder / MARK).read_text(encoding="utf-8")
-        found = json.loads(text) if text else {"nearfar run": 1}  # empty: killed between its making and its writing
+        found = json.loads(text) if text else {"nearfar run": 1}  # empty: the process was killed before it wrote
     except (OSError, ValueError):
         return False
     return isinstance(found, dict) and "nearfar run" in found
 
 
-def begun(folder: Path) -> bool:
-    """Whether a folder holds a run that can be resumed, if only from its start."""
+def can_resume(folder: Path) -> bool:
+    """Whether a folder holds a run that can be resumed, from a checkpoint or from its start."""
     return is_run(folder) and (folder / "config.yaml").is_file()
 
 
 def remove(folder: Path) -> None:
-    """Remove the files of a run, and the folders that are then empty; every other file stays."""
+    """Remove the files of a run, and folders that are empty afterwards; every other file stays."""
     if not is_run(folder):
         raise ValueError(f"train: {folder} is not a run, so that nothing in it is removed.")
-    _sweep(folder)
+    _remove_partial_files(folder)
     for path in (*(folder / name for name in FILES), *folder.glob("tensorboard/events.out.tfevents.*")):
         path.unlink(missing_ok=True)
     remove_shards(folder / "checkpoints")
@@ -165,20 +205,20 @@ def remove(folder: Path) -> None:
 
 
 def remove_shards(folder: Path, keep: str = "") -> None:
-    """Remove the shards in a folder of checkpoints, but for those in `keep`."""
+    """Remove the shards in a folder of checkpoints, except the subfolder `keep`."""
     for other in folder.glob("shards-*"):
         if other.name != keep:
             remove_files(other, *SHARD_FILES)
 
 
-def _sweep(folder: Path) -> None:
-    """Remove temporary files of a killed process: no other process writes here while the lock is held."""
+def _remove_partial_files(folder: Path) -> None:
+    """Remove the temporary files of a killed process; the lock keeps other processes from writing here."""
     for path in (folder / name for name in FILES):
         for part in path.parent.glob(f".{path.name}.*-????????.part"):
             part.unlink(missing_ok=True)
 
 
-def _refuse_strangers(folder: Path) -> None:
+def _check_no_files(folder: Path) -> None:
     """Refuse a folder that is not a run's but has files with the names of a run's files."""
     if folder.exists() and not folder.is_dir():
         raise FileExistsError(f"train: {folder} is a file; choose another folder with --run.")
@@ -193,14 +233,14 @@ def new_folder(runs: Path | None = None) -> Path:
     """Create a new folder named by the time; processes that start in the same second get different ones."""
     runs, stamp = runs or RUNS, time.strftime("%Y%m%d-%H%M%S")
     runs.mkdir(parents=True, exist_ok=True)
-    for number in itertools.count(1):
-        folder = runs / (stamp if number == 1 else f"{stamp}-{number}")
+    folder, numbers = runs / stamp, itertools.count(2)
+    while True:
         try:
             folder.mkdir()
         except FileExistsError:
-            continue
-        return folder
-    raise AssertionError("there is always a next number")
+            folder = runs / f"{stamp}-{next(numbers)}"
+        else:
+            return folder
 
 
 def _mark(folder: Path) -> bool:
@@ -222,14 +262,14 @@ def _busy(folder: Path) -> BlockingIOError:
 
 
 def _without_lock(folder: Path, error: OSError | None) -> None:
-    """Without a lock, whoever is written down as the owner counts, unless that process is known to have ended."""
+    """Without a lock, refuse a folder that names an owner, unless that process is known to have ended."""
     owner = Owner.of(folder)
-    if owner is not None and not owner.gone:
+    if owner is not None and not owner.has_ended:
         raise BlockingIOError(
             f"train: another process is training in {folder} ({owner}); wait until it ends, or, if it was killed, "
             f"remove {folder / LOCK}."
         )
-    if error is not None:  # a system without locks needs no word
+    if error is not None:
         warnings.warn(
             f"{folder} lies where files cannot be locked ({error.strerror}); let no two processes train in it at once.",
             stacklevel=2,

@@ -1,4 +1,4 @@
-"""The configuration of a run that nobody configured: what was measured on photographs, and on vectors."""
+"""Default configurations for photographs and vectors."""
 
 from __future__ import annotations
 
@@ -9,33 +9,32 @@ from typing import Any
 import torch
 
 from nearfar.data import DataSet, transforms
-from nearfar.data.open import kind_of
+from nearfar.data.registry import kind_of
 from nearfar.data.samples import Samples
 from nearfar.data.splits import Shares
-from nearfar.models.usual import LARGE
-from nearfar.runs.config import Config, changed, load, parse, read_yaml
-from nearfar.train.source import opened
-from nearfar.train.suited import default_transform, short_side
+from nearfar.models.registry import LARGE
+from nearfar.runs.config import Config, apply_flags, load, parse, read_yaml
+from nearfar.train.build import default_transform, open_dataset, short_side
 
-__all__ = ["are_photographs", "recipe", "usual"]
+__all__ = ["are_photographs", "default_config", "recipe"]
 
 FILE = files("nearfar.train") / "photographs.yaml"
 PASSES = 8.2
-"""How often the recipe goes through the training photographs: 600 steps of 80 through CUB's 5,864."""
+"""Epochs of the recipe: 600 steps of 80 photographs through the 5,864 of CUB."""
 LEAST, MOST = 200, 20_000
-"""Steps, whatever the number of photographs."""
+"""The fewest and the most steps of the recipe."""
 VECTORS: dict[str, Any] = {"model": {"embedding_dim": None}, "optimizer": {"lr": 1e-4}}
-"""For vectors: a head that begins as the identity. Of frozen features of CUB, which find 54.2 by themselves, it makes
-56.0 in 1,000 steps, and a random head of 128 dimensions at 1e-3 44.0 (docs/guides/models.md)."""
+"""For vectors: a head that is initialized to the identity. On frozen features of CUB (R@1 54.2) it reaches 56.0 in
+1,000 steps; a random head of 128 dimensions at lr 1e-3 reaches 44.0 (docs/guides/models.md)."""
 OTHER_DATA, OTHER_NETWORKS = (None, "glyphs", "omniglot", "vectors"), ("small", "linear", "mlp")
-"""Data sets and networks that have nothing to do with photographs."""
+"""Data sets and networks that are not for photographs."""
 
 
-def usual(flags: Sequence[tuple[str, str]]) -> tuple[Config, str]:
-    """The configuration that only flags were given for, and what is to be said of it.
+def default_config(flags: Sequence[tuple[str, str]]) -> tuple[Config, str]:
+    """Build the configuration of a run without a configuration file, and a message about it.
 
-    Photographs get the recipe, fitted to their number (`recipe`), vectors `VECTORS`, anything else the plain defaults;
-    then flags apply.
+    Photographs get the recipe, fitted to their number (`recipe`), vectors get `VECTORS`, and any other data the plain
+    defaults; then the flags are applied.
 
     Args:
         flags: such as ("data.path", "photographs").
@@ -46,7 +45,7 @@ def usual(flags: Sequence[tuple[str, str]]) -> tuple[Config, str]:
         plain = load(None, flags)
     spec = plain.data
     if spec.name == "vectors" and plain.model.name in (None, "linear") and plain.model.hidden is None:
-        config = changed(parse(VECTORS), flags)
+        config = apply_flags(parse(VECTORS), flags)
         return config, "these are vectors: the head begins as the identity (docs/guides/models.md); flags change it"
     if (
         spec.name in OTHER_DATA
@@ -55,30 +54,31 @@ def usual(flags: Sequence[tuple[str, str]]) -> tuple[Config, str]:
         or (spec.size is not None and spec.size <= LARGE)
     ):
         return plain, ""
-    data = opened(spec)
+    data = open_dataset(spec)
     if not are_photographs(data):
         return plain, ""
-    tree = recipe(data.train, validation=spec.validation if _told(flags, "data", "validation") else None)
+    tree = recipe(data.train, validation=spec.validation if _has_flag(flags, "data", "validation") else None)
     if spec.size is not None and plain.model.name not in (None, tree["model"]["name"]):
-        tree["data"]["train_size"] = None  # another network may take one size alone
-    config = changed(parse(tree), flags)
-    return config, "these are photographs: the recipe for them is taken (docs/measured/photographs.md); flags change it"
+        tree["data"]["train_size"] = None  # the recipe's train_size fits its own network and data.size only
+    config = apply_flags(parse(tree), flags)
+    where = "docs/start/your-photographs.md"
+    return config, f"these are photographs: the recipe for them is taken ({where}); flags change it"
 
 
 def are_photographs(data: DataSet) -> bool:
-    """Whether the samples are color pictures that are too large for the network `small`."""
+    """Whether the samples are color pictures larger than those for the network `small`."""
     return default_transform(data) == "photographs" and short_side(data.train) > LARGE
 
 
 def recipe(train: Samples, *, validation: float | None = None) -> dict[str, Any]:
     """The recipe for photographs as nested values, fitted to the training samples.
 
-    The steps go `PASSES` times through them, a batch has no more classes than there are to learn from, and without a
-    GPU everything is computed in float32.
+    The number of steps makes `PASSES` epochs, a batch has at most as many classes as there are, and without a GPU the
+    precision is float32.
 
     Args:
-        train: the training side.
-        validation: the share of its classes to hold out; None: as in the recipe.
+        train: the training samples.
+        validation: the share of the classes to hold out; None for that of the recipe.
     """
     tree: dict[str, Any] = read_yaml("recipe", FILE.read_text(encoding="utf-8"))
     if validation is not None:
@@ -94,6 +94,6 @@ def recipe(train: Samples, *, validation: float | None = None) -> dict[str, Any]
     return tree
 
 
-def _told(flags: Sequence[tuple[str, str]], section: str, key: str) -> bool:
+def _has_flag(flags: Sequence[tuple[str, str]], section: str, key: str) -> bool:
     """Whether a flag sets this key, or its whole section."""
     return any(name in (section, f"{section}.{key}") for name, _ in flags)

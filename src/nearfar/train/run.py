@@ -8,13 +8,13 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from nearfar._utils.checkpoint import BEST, first_line
+from nearfar._utils.checkpoint import load as load_checkpoint
 from nearfar.data import DataSet, Samples
 from nearfar.data.samples import Transform
 from nearfar.runs.changes import check_network
-from nearfar.runs.config import Config, load
-from nearfar.train import checkpoint
-from nearfar.train.source import opened
-from nearfar.train.suited import Input, open_model
+from nearfar.runs.config import Config, DataConfig, load
+from nearfar.train.build import Input, build_model, open_dataset
 
 __all__ = ["Run", "open_run", "samples_of_test"]
 
@@ -38,8 +38,8 @@ class Run:
     shape: tuple[int, ...]
 
     def data(self) -> DataSet:
-        """Open the data set that it was trained and tested on."""
-        return opened(self.config.data)
+        """Open the data set that the network was trained and tested on."""
+        return open_dataset(self.config.data)
 
 
 def open_run(folder: Path | str, *, device: torch.device | str = "cpu") -> Run:
@@ -54,24 +54,25 @@ def open_run(folder: Path | str, *, device: torch.device | str = "cpu") -> Run:
         raise FileNotFoundError(f"run: {folder} holds no config.yaml; name the folder that `nearfar train` wrote.")
     config = load(folder / "config.yaml")
     path = folder / "checkpoints" / "best.pt"
-    state = checkpoint.load(path, checkpoint.BEST)
+    state = load_checkpoint(path, BEST)
     check_network(state["config"], config)
     try:
         given = state["inputs"]
-        inputs = Input(given["transform"], tuple(given["shape"]), crop_pct=given.get("crop_pct"))
-        model, _, transform = open_model(config, inputs, fresh=False)
+        options = DataConfig(crop_pct=given.get("crop_pct"))
+        inputs = Input(given["transform"], tuple(given["shape"]), options)
+        model, _, transform = build_model(config, inputs, fresh=False)
         model.load_state_dict(state["model"])
     except (KeyError, TypeError, RuntimeError, AttributeError) as error:
         raise ValueError(
-            f"checkpoint: {path} does not fit its configuration ({checkpoint.first_line(error)}); train anew."
+            f"checkpoint: {path} does not fit its configuration ({first_line(error)}); train anew."
         ) from None
     return Run(folder, config, model.to(device).eval(), transform, inputs.shape)
 
 
 def samples_of_test(folder: Path) -> Samples | None:
-    """The samples of a run's embeddings.npz, row for row; None if its data are no longer available."""
+    """The test samples of a run, in the order of embeddings.npz; None if the data are no longer available."""
     spec = load(folder / "config.yaml").data
     try:
-        return opened(spec, "skip").test
+        return open_dataset(spec, "skip").test
     except (OSError, ValueError):
         return None

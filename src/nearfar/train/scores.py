@@ -1,8 +1,9 @@
-"""Score a network: embed samples in evaluation mode, then `nf.evaluate`."""
+"""Score a network during and after training: embed samples, `nf.evaluate` them, and compare with baselines."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,25 +13,40 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from nearfar._utils.checks import printable
-from nearfar._utils.process_group import ProcessGroup
+from nearfar._utils.process_group import Group, ProcessGroup
 from nearfar._utils.progress import Watch
-from nearfar.batches import violations
+from nearfar.data.loading import Batch, View, collate
 from nearfar.data.pictures import CorruptImageError
 from nearfar.data.samples import Labels, Samples, Transform
-from nearfar.data.view import Batch, View, collate
+from nearfar.distributed.gather import JointRows
 from nearfar.evaluation import Evaluation, evaluate
-from nearfar.evaluation.dealing import ranks
-from nearfar.evaluation.embed import evaluating
+from nearfar.evaluation.embed import evaluation_mode
+from nearfar.evaluation.parallel import current_group, split_over
+from nearfar.train.state import TrainState
 
-__all__ = ["Score", "chance", "score", "vectors_of", "violation"]
+__all__ = [
+    "Score",
+    "chance_recall",
+    "describe_baselines",
+    "embed_samples",
+    "measure_baselines",
+    "read_baselines",
+    "score",
+    "share_evaluations",
+]
+
+BASELINES = "baselines"
+"""The key of the baselines in the journal, at step 0."""
+NAMES = {"input": "input vectors", "untrained": "untrained network", "trained": "trained network"}
+"""What each baseline is called in messages."""
 
 NOTHING: Batch = (torch.empty(0), torch.empty(0, dtype=torch.long), torch.empty(0, dtype=torch.long))
-"""The batch of a rank that has none in the last turn."""
+"""The empty batch of a rank that has no batch in the last turn."""
 FIRST = 5
-"""How many names of left-out samples a sentence lists."""
+"""How many names of left-out samples a message lists."""
 
 
-def vectors_of(
+def embed_samples(
     model: nn.Module,
     samples: Samples,
     transform: Transform,
@@ -41,17 +57,15 @@ def vectors_of(
     hold: bool = False,
     watch: Watch | None = None,
 ) -> tuple[Tensor, Labels]:
-    """Embed samples: float32 [m, d] on `device` in the order of the samples, and the samples' numbers [m].
+    """Embed samples: return float32 [m, d] on `device` in the order of the samples, and the samples' numbers [m].
 
-    With `hold` the samples are held on the device, if they can be, and transformed there.
+    With `hold` the samples are held on the device, if they fit, and transformed there. Samples that cannot be read (if
+    `on_corrupt` is "skip") are left out. The model's training modes are restored.
 
-    Samples that cannot be read (if `on_corrupt` is "skip") are left out, without a substitute. The model's training
-    modes are restored.
-
-    Over ranks (`nearfar.evaluation.dealing`) batches are dealt out in turn, and after each turn everyone gets all of
-    its vectors: the batches, and so the vectors, are those of one process.
+    Over several ranks (`nearfar.evaluation.parallel`) each turn embeds one batch on every rank and gathers the vectors.
+    The batches, and so the vectors, are those of one process.
     """
-    device, group = torch.device(device), ranks()
+    device, group = torch.device(device), current_group()
     view = View(samples, transform, substitutes=False, device=device if hold else None)
     cuts = [range(i, min(i + batch_size, len(samples))) for i in range(0, len(samples), batch_size)]
     loader: DataLoader[Any] = DataLoader(
@@ -63,13 +77,14 @@ def vectors_of(
     )
     parts: list[Tensor] = []
     rows: list[Tensor] = []
-    with evaluating(model, device), torch.inference_mode():
+    with evaluation_mode(model, device), torch.inference_mode():
         batches = iter(loader)
         for turn in range(-(-len(cuts) // group.world)):
             _, _, indices = batch = next(batches, NOTHING)
             x = model(view.render(batch[0], indices, device)).float() if len(indices) else None
-            for theirs, numbers in _of_all(group, x, indices.to(device)):
-                parts.append(theirs)
+            x, numbers = _gather_batches(group, x, indices.to(device))
+            if x is not None and len(x):
+                parts.append(x)
                 rows.append(numbers.cpu())
             if watch is not None:
                 seen = min((turn + 1) * group.world * batch_size, len(samples))
@@ -81,20 +96,14 @@ def vectors_of(
     return torch.cat(parts).clone(), torch.cat(rows).numpy()
 
 
-def _of_all(group: ProcessGroup, x: Tensor | None, rows: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """The vectors [t, d] and sample numbers [t] of each rank that has any, in the order of ranks."""
-    if group.world == 1:
-        if x is not None:
-            yield x, rows
-        return
-    shapes = group.gather(torch.tensor([0, 0] if x is None else list(x.shape), device=rows.device))
-    most, width = shapes.amax(dim=0).tolist()
-    padded, numbers = torch.zeros(most, width, device=rows.device), torch.zeros(most, dtype=torch.long).to(rows.device)
-    if x is not None:
-        padded[: len(x)], numbers[: len(x)] = x, rows
-    for theirs, places, (count, _) in zip(group.gather(padded), group.gather(numbers), shapes.tolist(), strict=True):
-        if count:
-            yield theirs[:count], places[:count]
+def _gather_batches(group: ProcessGroup, x: Tensor | None, rows: Tensor) -> tuple[Tensor | None, Tensor]:
+    """Concatenate the vectors [t, d] and the sample numbers [t] of all ranks; `x` is None on a rank without a batch."""
+    if group.world > 1:
+        shapes = group.gather(torch.tensor([0, 0] if x is None else list(x.shape), device=rows.device))
+        joint = JointRows(group, shapes[:, 0].tolist())
+        x = joint(torch.zeros(0, int(shapes[:, 1].max()), device=rows.device) if x is None else x)
+        rows = joint(rows)
+    return x, rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,7 +123,7 @@ class Score:
     left_out: tuple[str, ...]
 
     def notice(self) -> str:
-        """A sentence about the samples that were left out; empty if there are none."""
+        """The message about the samples that were left out; empty if there are none."""
         if not self.left_out:
             return ""
         first = ", ".join(map(printable, self.left_out[:FIRST])) + (", ..." if len(self.left_out) > FIRST else "")
@@ -133,23 +142,23 @@ def score(
     watch: Watch | None = None,
     **options: Any,
 ) -> Score:
-    """`evaluate` of the samples (in their gallery, if there is one), and their vectors; options are `vectors_of`'s."""
-    x, rows = vectors_of(model, samples, transform, watch=watch, **options)
+    """Embed and `evaluate` the samples, in their gallery if there is one; `options` go to `embed_samples`."""
+    x, rows = embed_samples(model, samples, transform, watch=watch, **options)
     y = torch.from_numpy(samples.labels[rows]).to(x.device)
     if gallery is None:
         depths = tuple(k for k in ks if k < len(x)) or (1,)
         return Score(evaluate(x, y, ks=depths, resamples=resamples, watch=watch), x, rows, _absent(samples, rows))
-    reference, found = vectors_of(model, gallery, transform, watch=watch, **options)
+    reference, found = embed_samples(model, gallery, transform, watch=watch, **options)
     there = torch.from_numpy(gallery.labels[found]).to(x.device)
     depths = tuple(k for k in ks if k <= len(reference)) or (1,)
     evaluation = evaluate(x, y, ks=depths, ref_emb=reference, ref_labels=there, resamples=resamples, watch=watch)
     return Score(evaluation, x, rows, _absent(samples, rows) + _absent(gallery, found))
 
 
-def chance(labels: Labels, gallery: Labels | None = None) -> float:
-    """R@1 of a random order: the mean share of right rows among all others, of queries that have any.
+def chance_recall(labels: Labels, gallery: Labels | None = None) -> float:
+    """R@1 of a random order: the mean share of right rows among all others, over the queries that have any.
 
-    >>> chance(np.array([0, 0, 1, 1, 2]))
+    >>> chance_recall(np.array([0, 0, 1, 1, 2]))
     0.25
     """
     rows, own = (labels, 1) if gallery is None else (gallery, 0)
@@ -163,10 +172,56 @@ def _absent(samples: Samples, rows: Labels) -> tuple[str, ...]:
     return tuple(samples.names[row] for row in np.setdiff1d(np.arange(len(samples)), rows).tolist())
 
 
-def violation(x: Tensor, labels: Tensor, *, max_positive_distance: float, min_negative_distance: float) -> float:
-    """The share of pairs that violate their constraint, which a projection should lower."""
-    return float(
-        violations(
-            x, labels, max_positive_distance=max_positive_distance, min_negative_distance=min_negative_distance
-        ).share
-    )
+def measure_baselines(state: TrainState, watch: Watch | None = None) -> dict[str, float]:
+    """R@1 on the test classes of the input, if it is a vector, and of the untrained network, by name.
+
+    It draws no random numbers and does not affect the run.
+    """
+    data, found = state.data, {}
+    subjects: dict[str, nn.Module] = {"untrained": state.bare_model}
+    if len(state.inputs.shape) == 1:
+        subjects = {"input": nn.Flatten(), **subjects}
+    for name, model in subjects.items():
+        prefixed = None if watch is None else _with_prefix(watch, NAMES[name])
+        scored = score(model, data.test, state.plain, gallery=data.gallery, ks=(1,), watch=prefixed, **state.evaluating)
+        found[name] = round(scored.evaluation.recall[1], 6)
+    return found
+
+
+def _with_prefix(watch: Watch, name: str) -> Watch:
+    return lambda what, done, total: watch(f"{name}, {what}", done, total)
+
+
+def read_baselines(entries: Iterable[Mapping[str, Any]]) -> dict[str, float] | None:
+    """The baselines in a journal; None if it has none."""
+    return next((dict(entry[BASELINES]) for entry in entries if isinstance(entry.get(BASELINES), Mapping)), None)
+
+
+def describe_baselines(found: Mapping[str, float]) -> str:
+    """Format the baselines as a line of text.
+
+    >>> describe_baselines({"input": 0.973, "untrained": 0.41})
+    'R@1 on the test classes: input vectors 97.3, untrained network 41.0'
+    """
+    return "R@1 on the test classes: " + ", ".join(f"{NAMES[name]} {100 * value:.1f}" for name, value in found.items())
+
+
+@contextmanager
+def share_evaluations(state: TrainState, model: nn.Module) -> Iterator[None]:
+    """Distribute the evaluations within the block over the ranks of a run, all with the first rank's network.
+
+    Weights are equal on all ranks, but running statistics of batch norms come from each rank's own rows until DDP
+    copies the first rank's at the next step. They are copied here.
+    """
+    if state.machine.num_processes == 1:
+        yield
+        return
+    group = Group("train")
+    with torch.no_grad():
+        for value in model.state_dict().values():
+            if isinstance(value, Tensor):
+                first = group.copy_from(0, value.detach().clone(memory_format=torch.contiguous_format))
+                if group.rank:
+                    value.copy_(first)
+    with split_over(group):
+        yield

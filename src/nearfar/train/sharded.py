@@ -1,8 +1,8 @@
 """`Sharded`: a network whose weights, gradients and moments are split over the processes (FSDP2).
 
-Between two uses a process holds 1/world of every weight. torch's `fully_shard` gathers a block's weights before it
-computes and scatters their gradients after it. accelerate calls the same function, but on GPUs alone; called here it is
-the same on CPUs, where the tests are.
+Each process holds 1/world of every weight. torch's `fully_shard` gathers the weights of a block before the block is
+computed, and scatters their gradients afterwards. accelerate calls the same function, but only on GPUs; calling it here
+also covers CPUs, on which it is tested.
 """
 
 from __future__ import annotations
@@ -37,15 +37,16 @@ CONTAINERS = (nn.ModuleList, nn.Sequential)
 class Sharded:
     """A network in shards, and a whole copy of it for evaluation.
 
-    With one process nothing is split, but checkpoints have the same form, so that a run may go on with another number.
+    With one process nothing is split, but checkpoints have the same format, so a run can be resumed with any number of
+    processes.
 
     Args:
         model: the network; it is split in place.
-        machine: the `accelerate.Accelerator`, or `Alone`.
+        machine: the `accelerate.Accelerator` or `SingleProcess`.
 
     Attributes:
         model: the network to train.
-        whole: a copy with the weights of the last `gather`: what is scored and kept as the best.
+        whole: a copy with the weights of the last `gather`, which is scored and saved.
     """
 
     def __init__(self, model: nn.Module, machine: Any) -> None:
@@ -58,28 +59,28 @@ class Sharded:
         self.model: nn.Module = machine.prepare_model(model, evaluation_mode=True).train()
 
     def gather(self) -> None:
-        """Collect the present weights in `whole`; all processes call it together."""
+        """Copy the present weights to `whole`; all processes must call it."""
         options = StateDictOptions(full_state_dict=True)
         self.whole.load_state_dict(get_model_state_dict(self.model, options=options))
 
     def save(self, folder: Path, step: int, loss: nn.Module, optimizer: Any, anchors: list[Any]) -> str:
-        """Write weights and moments, each process its own; return the name of their folder, new for each step."""
+        """Write weights and optimizer state, each process its own part; return the name of the step's folder."""
         place = folder / f"shards-{step}"
         if self._machine.is_main_process:
-            remove_files(place, *SHARD_FILES)  # of a process that was killed before `last.pt` named them
+            remove_files(place, *SHARD_FILES)  # left by a run that was killed before `last.pt` named them
         self._machine.wait_for_everyone()
-        with _alone_or_not():
+        with _without_warning():
             dcp.save(self._state(loss, optimizer, anchors), checkpoint_id=place)  # type: ignore[attr-defined]
         return place.name
 
     def load(self, folder: Path, name: str, loss: nn.Module, optimizer: Any, anchors: list[Any]) -> None:
-        """Read what any number of processes wrote; the name must be one that `save` gives."""
+        """Read what any number of processes wrote to the folder `name`, a name that `save` returned."""
         if not re.fullmatch(r"shards-\d+", name):
             raise ValueError(f"its shards are said to be in {name[:40]!r}")
         place = folder / name
         both = nn.ModuleDict({"model": self.model, "loss": loss})
         state = self._state(loss, optimizer, anchors)
-        with _alone_or_not():
+        with _without_warning():
             dcp.load(state, checkpoint_id=place)  # type: ignore[attr-defined]
         set_state_dict(both, optimizer, model_state_dict=state["weights"], optim_state_dict=state["optimizer"])
         for mine, (_, read) in zip(anchors, sorted(state["anchors"].items()), strict=True):
@@ -95,15 +96,15 @@ class Sharded:
 
 
 @contextmanager
-def _alone_or_not() -> Iterator[None]:
-    """Without torch's warning that one process reads and writes alone."""
+def _without_warning() -> Iterator[None]:
+    """Suppress torch's warning that a single process reads or writes a checkpoint."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is .*unavailable or uninitialized")
         yield
 
 
 def _split(model: nn.Module, mesh: Any) -> None:
-    """Shard every block, then what is left."""
+    """Shard every block, then the remaining parameters."""
     from torch.distributed.fsdp import fully_shard
 
     for block in _blocks(model):
@@ -112,7 +113,7 @@ def _split(model: nn.Module, mesh: Any) -> None:
 
 
 def _blocks(module: nn.Module) -> Iterator[nn.Module]:
-    """The entries of the outermost lists of layers: what a network computes one after the other."""
+    """Yield the entries of the outermost lists of layers."""
     for child in module.children():
         inside = isinstance(module, CONTAINERS)
         if isinstance(child, CONTAINERS) or not inside:

@@ -1,9 +1,10 @@
-"""`TrainState`: data, network, loss, optimizer and sampler of a run, built from its configuration."""
+"""`TrainState`: data, network, loss, optimizer and sampler of a run, built from its configuration; and its steps."""
 
 from __future__ import annotations
 
 import functools
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,33 +13,48 @@ import numpy as np
 import torch
 from rich.console import Console
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from nearfar._utils.files import lies_in
 from nearfar._utils.process_group import gather_objects
 from nearfar.batches import Proximal, Representatives
 from nearfar.data import DataSet, Samples, View
-from nearfar.data.decoded import cached
+from nearfar.data.loading import Batch, collate
+from nearfar.data.picture_cache import cache_data
 from nearfar.data.samples import Transform
 from nearfar.data.splits import Shares
 from nearfar.distributed import CrossBatchMemory, Distributed
+from nearfar.losses.annealing import advance
 from nearfar.relations.relation import Relation
 from nearfar.runs import parts
 from nearfar.runs.config import Config
-from nearfar.train.average import Average
-from nearfar.train.faster import faster
-from nearfar.train.rates import optimizer
-from nearfar.train.room import check_memory
+from nearfar.train.build import Input, build_model, check_memory, class_shares, compile_trunk, open_dataset, split
 from nearfar.train.sharded import Sharded
-from nearfar.train.source import opened
-from nearfar.train.step import Step
-from nearfar.train.suited import Input, open_model, shares_of, split
+from nearfar.train.step import Average, Step, lr_factor, make_optimizer, set_lr
 
-__all__ = ["TrainState", "prepare", "seed_everything", "takes_relations"]
+__all__ = ["Moment", "TrainState", "load_batches", "prepare", "seed_everything", "take_step"]
 
 
 @dataclass(frozen=True, eq=False)
 class TrainState:
-    """The parts of a run."""
+    """Everything that a run needs to take steps.
+
+    Attributes:
+        config: the configuration.
+        machine: the `accelerate.Accelerator` or `SingleProcess`.
+        data: the data set.
+        train: the samples of the training classes.
+        validation: the samples of the held-out classes, if any.
+        model: the network, prepared for its processes and precision.
+        loss: the loss, over this process's rows.
+        sampler: the batch sampler.
+        step: the training step.
+        view: the augmented training samples.
+        plain: the transform of evaluation.
+        inputs: the shape and transform of the network's input.
+        shares: how many classes are for training, validation and the test.
+        sharded: the network in shards, if it is split over the processes.
+    """
 
     config: Config
     machine: Any
@@ -57,7 +73,7 @@ class TrainState:
 
     @property
     def bare_model(self) -> nn.Module:
-        """The network without the wrappers of DDP and mixed precision; of one in shards, the copy last gathered."""
+        """The network without the wrappers of DDP and mixed precision; if sharded, the last gathered copy."""
         if self.sharded is not None:
             return self.sharded.whole
         model: nn.Module = self.machine.unwrap_model(self.model)
@@ -65,18 +81,14 @@ class TrainState:
 
     @property
     def scored_model(self) -> nn.Module:
-        """The network that is scored and kept: the moving average of the weights, where there is one."""
+        """The network that is scored and saved: the moving average of the weights if there is one."""
         return self.bare_model if self.step.average is None else self.step.average.model
 
     @property
     def evaluating(self) -> dict[str, Any]:
         """The options for embedding samples in an evaluation."""
-        return {"device": self.machine.device, "workers": self.config.data.workers, "hold": self.hold}
-
-    @property
-    def hold(self) -> bool:
-        """Whether samples are held on the device."""
-        return _holds(self.config, self.machine.device)
+        hold = _holds_samples(self.config, self.machine.device)
+        return {"device": self.machine.device, "workers": self.config.data.workers, "hold": hold}
 
     @functools.cached_property
     def mask(self) -> Tensor:
@@ -93,7 +105,7 @@ class TrainState:
             proximal.anchor()
 
     def remember(self, labels: Tensor, embeddings: Tensor) -> None:
-        """Update the table of hard classes with this batch's representatives, those of all ranks."""
+        """Update the table of hard classes with the representatives of this batch on all ranks."""
         if not isinstance(self.sampler, Representatives) or self.sampler.hard_classes is None:
             return
         chosen = self.mask
@@ -102,19 +114,74 @@ class TrainState:
             self.sampler.update(*theirs)
 
     def ids(self, indices: Tensor) -> Tensor | None:
-        """Sample ids of a batch, if the loss has a memory: no row is paired with its own past."""
+        """Sample ids of a batch if the loss has a memory, which must not pair a sample with its own past."""
         return indices.to(self.machine.device) if isinstance(self.loss, CrossBatchMemory) else None
 
     def target(self, labels: Tensor) -> Tensor | Relation:
         """The target of the loss: labels, or in a projection the relation of pairs with a representative."""
-        if not isinstance(self.sampler, Representatives) or not takes_relations(self.loss):
+        if not isinstance(self.sampler, Representatives) or hasattr(self.loss, "proxies"):  # proxies take no relation
             return labels
         return Relation.from_labels(labels, representatives=self.mask)
 
 
-def takes_relations(loss: Any) -> bool:
-    """Whether a loss takes relations: proxy losses do not, since they compare samples with proxies."""
-    return not hasattr(loss, "proxies")
+@dataclass(frozen=True, eq=False)
+class Moment:
+    """The state of a run after a step, as callbacks receive it; all tensors are detached."""
+
+    step: int
+    state: TrainState
+    embeddings: Tensor
+    labels: Tensor
+    indices: Tensor
+    target: Tensor | Relation
+    scalars: dict[str, Tensor]
+    lr: float
+
+
+def take_step(state: TrainState, step: int, batch: Batch) -> Moment:
+    """Take a step: set the learning rate, begin a projection if due, update, store the representatives."""
+    config, device = state.config, state.machine.device
+    factor = lr_factor(config.optimizer, step, config.training.steps)
+    set_lr(state.step.optimizer.param_groups, factor)
+    state.begin_projection(step)
+    x, labels, indices = batch
+    labels = labels.to(device, non_blocking=True)
+    target = state.target(labels)
+    embeddings, scalars = state.step(state.view.render(x, indices, device), target, state.ids(indices))
+    state.remember(labels, embeddings)
+    advance(state.loss)
+    return Moment(step, state, embeddings, labels, indices, target, scalars, factor * config.optimizer.lr)
+
+
+class _NumberedBatches:
+    """An endless batch sampler: repeats `sampler`, and pairs each index with the number of its step."""
+
+    def __init__(self, sampler: Any, step: int) -> None:
+        self.sampler, self.step = sampler, step
+
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+        step = self.step
+        while True:
+            for batch in self.sampler:
+                step += 1
+                yield [(index, step) for index in batch]
+
+
+def load_batches(state: TrainState, after: int = 0, *, workers: int = 0) -> Iterator[tuple[int, Batch]]:
+    """Yield (step, batch) for step = after + 1, after + 2, ... without end.
+
+    The sampler continues from its own state; with workers it runs ahead of the training. Augmentation depends on the
+    seed, the step and the sample alone.
+    """
+    loader: DataLoader[Any] = DataLoader(
+        state.view,
+        batch_sampler=_NumberedBatches(state.sampler, after),
+        num_workers=workers,
+        collate_fn=collate,
+        pin_memory=state.machine.device.type == "cuda",
+        generator=torch.Generator(),  # its own, so that loading leaves the generator of dropout alone
+    )
+    return enumerate(loader, start=after + 1)
 
 
 def seed_everything(seed: int) -> None:
@@ -127,25 +194,26 @@ def seed_everything(seed: int) -> None:
 def prepare(
     config: Config, machine: Any, data: DataSet | None = None, *, fresh: bool = True, console: Console | None = None
 ) -> TrainState:
-    """Read the data, build network, loss and optimizer, and prepare them; `fresh` as in `open_model`."""
+    """Open the data, and build the network, the loss, the sampler and the step; `fresh` as in `build_model`."""
     seed_everything(seed := config.training.seed)
-    given = data or opened(config.data)
-    shares, inputs = shares_of(config, given), Input.of(config, given)
-    bare, augmented, plain = open_model(config, inputs, fresh=fresh)
+    given = data or open_dataset(config.data)
+    shares, inputs = class_shares(config, given), Input.of(config, given)
+    bare, augmented, plain = build_model(config, inputs, fresh=fresh)
     check_memory(config, shares.learn, inputs, bare, machine)
-    given = _cached(config, given, plain, machine.device, console)
+    given = _cache_pictures(config, given, plain, machine.device, console)
     train, validation = split(config, given.train, shares)
     loss = parts.make_loss(config, classes=len(train.classes), dim=bare.embedding_dim)
-    sharded = _placed(bare, machine, config.training.shard)
+    sharded = _place(bare, machine, config.training.shard)
     average = Average(bare, config.training.average) if config.training.average else None
     if config.training.compile != "none":
-        faster(bare, config.training.compile)
-    # not prepared: it computes in full precision, of all processes' rows together
+        compile_trunk(bare, config.training.compile)
+    # not prepared by accelerate: it computes in full precision, over the rows of all processes
     loss.to(device=machine.device, dtype=next(bare.parameters()).dtype)
-    moves = optimizer(config.optimizer, bare, loss, machine.device)
+    optimizer = make_optimizer(config.optimizer, bare, loss, machine.device)
     proximal = Proximal(bare.parameters(), config.optimizer.proximal) if config.optimizer.proximal else None
     model = machine.prepare_model(bare) if sharded is None else sharded.model
     sampler = parts.make_sampler(config, train.labels, rank=machine.process_index, world=machine.num_processes)
+    held_on = machine.device if _holds_samples(config, machine.device) else None
     seed_everything(seed + machine.process_index)  # ranks start from equal weights and drop out different units
     return TrainState(
         config=config,
@@ -156,18 +224,8 @@ def prepare(
         model=model,
         loss=loss,
         sampler=sampler,
-        step=Step(
-            machine,
-            model,
-            Distributed(loss),
-            moves,
-            config.optimizer.max_grad_norm,
-            proximal,
-            config.training.chunk,
-            config.model.freeze_norms,
-            average,
-        ),
-        view=View(train, augmented, seed=seed, device=machine.device if _holds(config, machine.device) else None),
+        step=Step(config, machine, model, Distributed(loss), optimizer, proximal, average),
+        view=View(train, augmented, seed=seed, device=held_on),
         plain=plain,
         inputs=inputs,
         shares=shares,
@@ -175,23 +233,25 @@ def prepare(
     )
 
 
-def _placed(model: nn.Module, machine: Any, shard: bool) -> Sharded | None:
-    """Move a network to its device, in shards if wanted; on a GPU weights lie as tensor cores read them."""
+def _place(model: nn.Module, machine: Any, shard: bool) -> Sharded | None:
+    """Move a network to its device: in shards if wanted, otherwise on a GPU in the channels-last layout."""
     model.to(machine.device)
     if shard:
-        return Sharded(model, machine)  # cut from plain layouts
+        return Sharded(model, machine)  # shards need the plain layout
     if machine.device.type == "cuda":
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return None
 
 
-def _holds(config: Config, device: torch.device) -> bool:
+def _holds_samples(config: Config, device: torch.device) -> bool:
     """Whether samples are to be held on the device; on a CPU they are in memory anyway."""
     return config.data.cache == "device" and device.type != "cpu"
 
 
-def _cached(config: Config, data: DataSet, plain: Transform, device: torch.device, console: Console | None) -> DataSet:
-    """The data with pictures that are decoded once, if the configuration says so."""
+def _cache_pictures(
+    config: Config, data: DataSet, plain: Transform, device: torch.device, console: Console | None
+) -> DataSet:
+    """Decode the pictures once and read them from a cache, if `data.cache` asks for it."""
     spec = config.data
     cache = "memory" if spec.cache == "device" and device.type == "cpu" else spec.cache
     folder = None if spec.cache_folder is None else Path(spec.cache_folder)
@@ -200,4 +260,4 @@ def _cached(config: Config, data: DataSet, plain: Transform, device: torch.devic
             f"config: data.cache_folder must lie outside the data, but {folder} is in {spec.path}; name another one, "
             "or leave it out."
         )
-    return cached(data, plain, cache, folder=folder, console=console)
+    return cache_data(data, plain, cache, folder=folder, console=console)

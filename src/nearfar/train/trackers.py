@@ -1,4 +1,4 @@
-"""Scalars of a run for TensorBoard, Weights & Biases and MLflow, through accelerate's trackers."""
+"""Log the scalars of a run to TensorBoard, Weights & Biases and MLflow, through accelerate's trackers."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from typing import Any, Self
 from nearfar._utils.extras import command, is_there, need
 from nearfar.runs.config import Config, flat, to_tree
 
-__all__ = ["Trackers", "check"]
+__all__ = ["Trackers", "check_trackers"]
 
 PROJECT = "nearfar"
-"""The project of wandb and the experiment of MLflow that runs go to, unless their own settings say otherwise."""
-HOW = {"tensorboard": command("tensorboard"), "wandb": "pip install wandb", "mlflow": "pip install mlflow"}
-"""What installs each package."""
+"""The project of wandb and the experiment of MLflow, unless their own settings name another."""
+INSTALL = {"tensorboard": command("tensorboard"), "wandb": "pip install wandb", "mlflow": "pip install mlflow"}
+"""The command that installs each package."""
 
 
-def check(names: Iterable[str]) -> None:
-    """Refuse a tracker whose package is missing, before anything is read or made.
+def check_trackers(names: Iterable[str]) -> None:
+    """Refuse a tracker whose package, or accelerate, is not installed.
 
     Raises:
-        ImportError: in one sentence that names what to install; accelerate, which passes the numbers on, comes last.
+        ImportError: with the command that installs it.
     """
     for name in names:
         if not is_there(name):
             raise ImportError(
-                f"train: training.trackers names {name}, which is not installed; run {HOW[name]}, or leave it out."
+                f"train: training.trackers names {name}, which is not installed; run {INSTALL[name]}, or leave it out."
             )
         need("accelerate", f"train: the tracker {name}", "processes", instead="leave it out")
 
@@ -36,9 +36,9 @@ class Trackers:
     """The trackers that a configuration names, open while the block runs.
 
     Args:
-        config: of the run; wandb and MLflow are told all of it.
-        folder: of the run, whose name becomes that of the run there; TensorBoard's files go into it.
-        quiet: log nothing: the other ranks of a run.
+        config: the configuration of the run, which wandb and MLflow store.
+        folder: the run folder, whose name the run gets there; TensorBoard's files go into it.
+        quiet: log nothing, on all ranks but the first.
     """
 
     def __init__(self, config: Config, folder: Path, *, quiet: bool = False) -> None:
@@ -49,7 +49,7 @@ class Trackers:
     def __enter__(self) -> Self:
         try:
             for name in self.names:
-                self._open.append(self._opened(name))
+                self._open.append(self._start(name))
         except BaseException:
             self._close()
             raise
@@ -59,12 +59,12 @@ class Trackers:
         self._close()
 
     def log(self, entry: Mapping[str, Any]) -> None:
-        """Hand the numbers of a line of the journal to every tracker."""
+        """Log the numbers of a line of the journal to every tracker."""
         values = {name: value for name, value in scalars(entry) if name not in ("step", "time")}
         for tracker in self._open if values else ():
             tracker.log(values, step=entry["step"])
 
-    def _opened(self, name: str) -> Any:
+    def _start(self, name: str) -> Any:
         from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
         kind, called = LOGGER_TYPE_TO_CLASS[name], self.folder.resolve().name
@@ -77,7 +77,7 @@ class Trackers:
                 tracker = kind(PROJECT, run_name=called)
             if hasattr(tracker, "start"):  # older releases of accelerate start at once
                 tracker.start()
-            if name != "tensorboard":  # there, it would make folders that are no run's; config.yaml lies beside it
+            if name != "tensorboard":  # TensorBoard's would create further folders, and config.yaml is there anyway
                 tracker.store_init_configuration(flat(to_tree(self.config)))
         except Exception as error:  # each has errors of its own: no network, no key, a full disk
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
@@ -92,7 +92,7 @@ class Trackers:
 
 
 def scalars(entry: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, float]]:
-    """The numbers in a line of the journal, by names that every tracker takes.
+    """Yield the numbers in a line of the journal, under names that every tracker accepts.
 
     >>> dict(scalars({"step": 3, "test recall@1": 0.5, "baselines": {"untrained": 0.1}, "finding": "collapse"}))
     {'step': 3, 'test/recall_at_1': 0.5, 'baselines/untrained': 0.1}

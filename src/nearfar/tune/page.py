@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
 
 from nearfar._utils.page import FOOTER, allow, document, hash_of
+from nearfar.report.curves import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Axis, grid
 from nearfar.report.sections import banner, opening, pairs, percent, section
 from nearfar.runs.config import to_yaml
-from nearfar.tune.chart import Axis, Point, figure
 from nearfar.tune.ranges import Choices
-from nearfar.tune.record import Ended
 from nearfar.tune.results import STATES, Best, Tuned, short
+from nearfar.tune.trial import Trial
 
-__all__ = ["build"]
+__all__ = ["Mark", "build", "scatter"]
 
 NAMES = {"recall@1": "Recall at 1", "map_at_r": "MAP@R"}
 SHOWN = 1000
-"""Trials that the table lists, the best first."""
-
-BESIDE = ("page.css", "theme.js")
-"""Files of the report that this page uses too."""
+"""The largest number of trials in the table."""
+FOOT = 14
+"""Height in pixels above the axis in which trials without a score are marked."""
+SHARED = ("page.css", "theme.js")
+"""Files of the report's page that this page uses too."""
 STYLE = """
 .ring { fill: none; stroke: var(--c); stroke-width: 1.5; } .dot { opacity: .8; }
 .none { fill: none; stroke: var(--soft); stroke-width: 1.3; opacity: .7; }
@@ -32,9 +36,19 @@ STYLE = """
 NAV = {"history": "History", "losses": "Best", "keys": "Keys", "trials": "Trials", "setup": "Configuration"}
 
 
+@dataclass(frozen=True)
+class Mark:
+    """A trial in a chart: its place, its score or None, its tooltip, and whether it is the best."""
+
+    x: float
+    y: float | None
+    words: str
+    best: bool = False
+
+
 def build(result: Tuned) -> str:
-    """The page as text; at least one trial has ended with a score."""
-    style, script = (files("nearfar.report").joinpath(name).read_text(encoding="utf-8") for name in BESIDE)
+    """Build the page and return it as text; at least one trial must have ended with a score."""
+    style, script = (files("nearfar.report").joinpath(name).read_text(encoding="utf-8") for name in SHARED)
     parts = (_headline, _history, _losses, _keys, _trials, _setup)
     written = "\n".join(part(result) for part in parts)
     nav = "".join(f'<a href="#{name}">{words}</a>' for name, words in NAV.items())
@@ -71,14 +85,13 @@ def _name(result: Tuned) -> str:
 
 
 def _history(result: Tuned) -> str:
-    y = _scores(result)
-    last = max(each.number for each in result.trials) + 1
+    y, last = _score_axis(result), max(each.number for each in result.trials) + 1
+    x = Axis(1, max(last, 2), LEFT, WIDTH - RIGHT, name="trial")
     drawn = []
     for color, (label, each) in enumerate(result.losses.items()):
-        points = [_point(one, one.number + 1.0, each) for one in each.trials]
-        x = Axis(1, max(last, 2), name="trial")
+        marks = [_mark(one, one.number + 1.0, each) for one in each.trials]
         title = label if each.score is None else f"{label}: {percent(each.score)}"
-        drawn.append(figure(title, points, x, y, color, best_so_far=True))
+        drawn.append(scatter(title, marks, x, y, color, best_so_far=True))
     lead = (
         f"{_name(result)} of each trial in per cent, and the best so far as a line; a cross is a trial without a "
         "score: stopped because it was behind, diverged or failed. Point at a mark to read its values."
@@ -86,20 +99,20 @@ def _history(result: Tuned) -> str:
     return section("history", "History", lead, f'<div class="curves">{"".join(drawn)}</div>')
 
 
-def _scores(result: Tuned) -> Axis:
-    """One scale for all figures. Diverged trials count as 0 and would flatten it; they are drawn at the foot."""
+def _score_axis(result: Tuned) -> Axis:
+    """One axis of scores for all charts; diverged trials, which score 0, are left out and drawn at its foot."""
     found = [100 * each.outcome.score for each in result.trials if each.outcome.state == "done" and each.outcome.score]
     low, high = min(found, default=0.0), max(found, default=1.0)
     room = 0.06 * (high - low) or 1.0
-    return Axis(max(0.0, low - room), high + room)
+    return Axis(max(0.0, low - room), high + room, HEIGHT - BOTTOM - FOOT, TOP)
 
 
-def _point(one: Ended, x: float, best: Best) -> Point:
+def _mark(one: Trial, x: float, best: Best) -> Mark:
     outcome = one.outcome
     score = 100 * outcome.score if outcome.state == "done" and outcome.score is not None else None
     words = ", ".join(f"{key} {short(value)}" for key, value in one.values.items())
     what = outcome.state if score is None else f"{score:.1f}"
-    return Point(x, score, f"trial {one.number + 1}: {what}; {words}", best=one is best.trial)
+    return Mark(x, score, f"trial {one.number + 1}: {what}; {words}", best=one is best.trial)
 
 
 def _losses(result: Tuned) -> str:
@@ -139,10 +152,10 @@ def _table(head: str, rows: list[str]) -> str:
 
 
 def _keys(result: Tuned) -> str:
-    y, parts = _scores(result), []
+    y, parts = _score_axis(result), []
     for color, (label, each) in enumerate(result.losses.items()):
         shares = each.importances()
-        drawn = "".join(_slice(each, key, shares.get(key), y, color) for key in each.space.ranges)
+        drawn = "".join(_key_chart(each, key, shares.get(key), y, color) for key in each.space.ranges)
         opened = " open" if label == result.best_loss else ""
         parts.append(f'<details{opened}><summary>{escape(label)}</summary><div class="curves">{drawn}</div></details>')
     lead = (
@@ -152,16 +165,58 @@ def _keys(result: Tuned) -> str:
     return section("keys", "Keys", lead, "".join(parts))
 
 
-def _slice(best: Best, key: str, share: float | None, y: Axis, color: int) -> str:
+def _key_chart(best: Best, key: str, share: float | None, y: Axis, color: int) -> str:
     values = best.space.ranges[key]
     if isinstance(values, Choices):
-        x = Axis(-0.5, len(values.options) - 0.5, names=tuple(short(each) for each in values.options))
+        names = tuple(short(each) for each in values.options)
+        x = Axis(-0.5, len(names) - 0.5, LEFT, WIDTH - RIGHT, names=names)
     else:
-        x = Axis(values.low, values.high, log=values.log, name="log scale" if values.log else "")
-    points = [_point(one, float(values.encode(one.values[key])), best) for one in best.trials]
-    done = [point for point in points if point.y is not None]
+        x = Axis(values.low, values.high, LEFT, WIDTH - RIGHT, log=values.log, name="log" if values.log else "")
+    marks = [_mark(one, float(values.encode(one.values[key])), best) for one in best.trials]
     title = key if share is None else f"{key}: importance {100 * share:.0f}%"
-    return figure(title, done, x, y, color)
+    return scatter(title, [mark for mark in marks if mark.y is not None], x, y, color)
+
+
+def scatter(title: str, marks: Sequence[Mark], x: Axis, y: Axis, color: int, *, best_so_far: bool = False) -> str:
+    """Draw a figure: a dot for each score, a cross at the foot for a trial without one, a ring around the best.
+
+    Args:
+        title: the caption.
+        marks: the trials.
+        x: the axis of their places.
+        y: the axis of their scores.
+        color: which of the page's eight colors.
+        best_so_far: draw the best score up to each mark, in the order of `marks`.
+    """
+    scored = [mark.y for mark in marks if mark.y is not None]
+    label = f"{title}: {len(marks)} trials" + (f", the best {max(scored):.1f}" if scored else ", none with a score")
+    line = _best_line(marks, x, y, color) if best_so_far and scored else ""
+    dots = "".join(_dot(mark, x(mark.x), None if mark.y is None else y(mark.y), color) for mark in marks)
+    return (
+        f'<figure class="curve"><figcaption>{escape(title)}</figcaption>'
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(label)}">'
+        f"{grid(x, y)}{line}{dots}</svg></figure>"
+    )
+
+
+def _dot(mark: Mark, x: float, y: float | None, color: int) -> str:
+    words = f"<title>{escape(mark.words)}</title>"
+    if y is None:
+        return f'<path class="none" d="M{x - 3:.1f} {HEIGHT - BOTTOM - 7}l6 6m0 -6l-6 6">{words}</path>'
+    ring = f'<circle class="ring s{color % 8}" cx="{x:.1f}" cy="{y:.1f}" r="7"/>' if mark.best else ""
+    return f'{ring}<circle class="end dot s{color % 8}" cx="{x:.1f}" cy="{y:.1f}" r="3.5">{words}</circle>'
+
+
+def _best_line(marks: Sequence[Mark], x: Axis, y: Axis, color: int) -> str:
+    """A line of steps: the best score so far."""
+    best, path = -math.inf, list[tuple[float, float]]()
+    for mark in marks:
+        if mark.y is not None and mark.y > best:
+            path += [(mark.x, best)] * bool(path) + [(mark.x, mark.y)]
+            best = mark.y
+    path.append((marks[-1].x, best))
+    points = " ".join(f"{x(place):.1f},{y(score):.1f}" for place, score in path)
+    return f'<polyline class="line s{color % 8}" points="{points}"/>'
 
 
 def _trials(result: Tuned) -> str:

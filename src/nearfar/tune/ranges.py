@@ -1,4 +1,4 @@
-"""`Range` and `Choices`: the values that a search may give to one key of a configuration."""
+"""`Range` and `Choices`: the values that a search may assign to one key of a configuration."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import inspect
 import json
 import math
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, is_dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ __all__ = ["Choices", "Range", "is_range", "read_range", "takes_fractions"]
 WORDS = ("low", "high", "log", "step", "choices")
 EXAMPLES = "{low: 1e-4, high: 1e-2, log: true}, {low: 0, high: 100, step: 10} or {choices: [64, 128]}"
 FEW = 1000
-"""Ranges of whole numbers or steps with at most so many values are enumerated when a search has tried nearly all."""
+"""The largest number of steps in a range that is enumerated."""
 
 
 @dataclass(frozen=True)
@@ -27,11 +27,11 @@ class Range:
     """Numbers from `low` to `high`, both included.
 
     Attributes:
-        low: the smallest.
-        high: the largest.
-        log: draw evenly in the logarithm.
-        step: the distance between two values, from `low` on; None: any value, or any whole number.
-        whole: whole numbers alone.
+        low: the smallest value.
+        high: the largest value.
+        log: sample evenly in the logarithm.
+        step: the distance between two values, counted from `low`; None for any value, or any whole number.
+        whole: only whole numbers.
     """
 
     low: float
@@ -41,32 +41,32 @@ class Range:
     whole: bool = False
 
     def distribution(self, optuna: Any) -> Any:
-        """The range in Optuna's words."""
+        """The range as an Optuna distribution."""
         kind = optuna.distributions.IntDistribution if self.whole else optuna.distributions.FloatDistribution
         step = (self.step or 1) if self.whole else self.step
         return kind(self.low, self.high, log=self.log, step=step)
 
     def values(self) -> list[Any] | None:
-        """All values, if there are only a few."""
+        """All values, if there are few enough to enumerate."""
         step = self.step or (1 if self.whole else None)
         if step is None or (self.high - self.low) / step > FEW:
             return None
         return [self.low + i * step for i in range(round((self.high - self.low) / step) + 1)]
 
     def ends(self) -> list[Any]:
-        """The values that a configuration must accept before a search begins."""
+        """The values that are checked before a search begins."""
         return [self.low, self.high]
 
     def encode(self, value: Any) -> Any:
-        """The value as Optuna knows it."""
+        """Convert a value for Optuna."""
         return value
 
     def decode(self, value: Any) -> Any:
-        """The value that Optuna means."""
+        """Convert a value from Optuna."""
         return value
 
     def at_edge(self, value: Any) -> bool:
-        """Whether a value lies in the outermost twentieth of the range: better ones may lie outside."""
+        """Whether a value lies in the outermost twentieth of the range, so that better ones may lie outside."""
         low, high, here = (math.log(x) if self.log else float(x) for x in (self.low, self.high, value))
         return not 0.05 <= (here - low) / (high - low) <= 0.95
 
@@ -77,32 +77,32 @@ class Range:
 
 @dataclass(frozen=True)
 class Choices:
-    """A few values of any kind: numbers, words, whole mappings."""
+    """A list of values of any kind: numbers, words, mappings."""
 
     options: tuple[Any, ...]
 
     def distribution(self, optuna: Any) -> Any:
-        """Optuna chooses among their places, since a mapping can be no category of its own."""
+        """A categorical distribution over indices, since Optuna accepts no mappings as categories."""
         return optuna.distributions.CategoricalDistribution(tuple(range(len(self.options))))
 
     def values(self) -> list[Any]:
-        """All of them."""
+        """All values."""
         return list(self.options)
 
     def ends(self) -> list[Any]:
-        """All of them: each must be accepted."""
+        """All values: each is checked."""
         return list(self.options)
 
     def encode(self, value: Any) -> int:
-        """The place of a value."""
+        """The index of a value."""
         return [json.dumps(each) for each in self.options].index(json.dumps(value))
 
     def decode(self, value: int) -> Any:
-        """The value at a place."""
+        """The value at an index."""
         return self.options[value]
 
     def at_edge(self, value: Any) -> bool:
-        """Never: choices are in no order."""
+        """Always False: choices have no order."""
         return False
 
     def __str__(self) -> str:
@@ -110,7 +110,7 @@ class Choices:
 
 
 def is_range(value: Any) -> bool:
-    """Whether a value of a space stands for several values."""
+    """Whether a value in a space describes several values."""
     return isinstance(value, Mapping) and bool({"low", "high", "choices"} & set(value))
 
 
@@ -119,8 +119,8 @@ def read_range(key: str, given: Any, *, fractions: bool = False) -> Range | Choi
 
     Args:
         key: the key of the configuration, for messages.
-        given: as YAML has it.
-        fractions: the key takes fractions: two whole ends mean whole numbers only with a whole step.
+        given: the value from YAML.
+        fractions: whether the key accepts fractions; then two whole ends mean whole numbers only with a whole step.
 
     >>> read_range("optimizer.lr", {"low": 1e-4, "high": 1e-2, "log": True})
     Range(low=0.0001, high=0.01, log=True, step=None, whole=False)
@@ -164,7 +164,7 @@ def _numbers(key: str, given: Mapping[str, Any], fractions: bool) -> Range:
     if step is not None and ((log and step != 1) or not 0 < step <= high - low):
         why = "must be 1 with log" if log else f"must lie above 0 and within {high - low:g}"
         raise ValueError(f"tune: step of {key} {why}, but came as {step!r}.")
-    if step is not None:  # the last value that steps reach
+    if step is not None:  # the largest value that whole steps reach
         high = low + math.floor((high - low) / step + 1e-9) * step
     fractions = fractions and step is None
     if not fractions and all(isinstance(value, int) for value in found.values()):
@@ -185,16 +185,12 @@ def takes_fractions(config: Config, key: str) -> bool:
         return hint is float or float in typing.get_args(hint)
     kind = (LOSSES if section == "loss" else SAMPLERS).get(here.name)
     tree: Any = here.options
-    for word, deeper in _pairs(path):
+    for place, word in enumerate(path, start=1):
         if kind is None or word not in inspect.signature(kind).parameters:
             return False
-        if not deeper:
+        if place == len(path):
             return "float" in str(inspect.signature(kind).parameters[word].annotation)
         tree = tree.get(word) if isinstance(tree, Mapping) else None
         name = tree if isinstance(tree, str) else tree.get("name") if isinstance(tree, Mapping) else None
         kind = INNER.get(word, {}).get(str(name))
     return False
-
-
-def _pairs(path: list[str]) -> Iterator[tuple[str, bool]]:
-    return ((word, place + 1 < len(path)) for place, word in enumerate(path))

@@ -1,20 +1,88 @@
-"""`Tuned` and `Best`: what a search has found, of all losses and of one."""
+"""The trials of a search: read and written as JSON lines (`TrialLog`), and what they found (`Best`, `Tuned`)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
-from nearfar.runs.config import Config, to_tree
+from nearfar._utils.files import write_text
+from nearfar._utils.journal import read_lines, to_line
+from nearfar._utils.lock import alone
+from nearfar.runs.config import Config, flat, to_tree
+from nearfar.runs.journal import Journal
 from nearfar.tune.proposals import importances
-from nearfar.tune.record import Ended
 from nearfar.tune.space import Space
+from nearfar.tune.trial import Trial
 
-__all__ = ["Best", "Tuned", "summary"]
+__all__ = ["Best", "TrialLog", "Tuned", "summary"]
 
+FILE = "trials.jsonl"
 STATES = ("done", "pruned", "diverged", "failed")
+
+
+class TrialLog:
+    """The ended trials of a search, read from and appended to `trials.jsonl` in a folder.
+
+    Failed trials are dropped when a search is resumed, and so are tried again. Within its block the folder is locked
+    against a second search.
+
+    Args:
+        folder: the folder of the search.
+        about: everything that the outcome of a trial depends on; a folder whose search differs in it is refused.
+    """
+
+    def __init__(self, folder: Path, about: Mapping[str, Any]) -> None:
+        self._file, self._about = folder / FILE, dict(about)
+        self.trials: list[Trial] = []
+        self._open = ExitStack()
+
+    def __enter__(self) -> Self:
+        folder = self._file.parent
+        folder.mkdir(parents=True, exist_ok=True)
+        busy = f"tune: another search runs in {folder}; wait for it, or name another folder."
+        with ExitStack() as stack:
+            stack.enter_context(alone(folder, lambda: BlockingIOError(busy), unlocked=lambda error: None))
+            self._read()
+            self._journal = stack.enter_context(Journal(self._file))
+            self._open = stack.pop_all()
+        return self
+
+    def _read(self) -> None:
+        entries = read_lines(self._file, lambda entry: "search" in entry or "loss" in entry).entries
+        if entries or (self._file.is_file() and self._file.stat().st_size):
+            self._check_same(entries[0].get("search") if entries else None)
+        ended = [entry for entry in entries if entry.get("state") not in (None, "failed")]
+        self.trials = [Trial.of(entry) for entry in ended]
+        write_text(self._file, "".join(map(to_line, [{"search": self._about}, *ended])))  # drops a torn last line
+
+    def _check_same(self, before: Any) -> None:
+        if not isinstance(before, Mapping):
+            raise ValueError(f"tune: {self._file} is not the record of a search; name another folder.")
+        old, new = flat(before), flat(self._about)
+        for key in [*new, *old]:
+            if old.get(key) != new.get(key):
+                was, now = (repr(each[key]) if key in each else "not there" for each in (old, new))
+                raise ValueError(
+                    f"tune: {self._file.parent} holds another search: {key} was {was}, and is {now} now; name another "
+                    "folder."
+                )
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._open.__exit__(kind, error, at)
+
+    def add(self, trial: Trial) -> None:
+        """Append a trial, and force it to disk."""
+        self._journal.write(trial.to_tree())
+        self._journal.sync()
+        self.trials.append(trial)
+
+    def of(self, loss: str) -> list[Trial]:
+        """The trials of a loss, in the order of their numbers."""
+        return sorted((each for each in self.trials if each.loss == loss), key=lambda each: each.number)
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,20 +90,20 @@ class Best:
     """The best trial of a loss.
 
     Attributes:
-        space: what was searched.
-        trials: the trials by number.
-        trial: the best one; None if none has ended with a score.
-        config: its configuration.
+        space: the search space of the loss.
+        trials: all trials of the loss by number.
+        trial: the best trial; None before one has ended with a score.
+        config: the configuration of the best trial.
     """
 
     space: Space
-    trials: tuple[Ended, ...]
-    trial: Ended | None
+    trials: tuple[Trial, ...]
+    trial: Trial | None
     config: Config | None
 
     @staticmethod
-    def of(space: Space, trials: Sequence[Ended]) -> Best:
-        """Choose the best of the trials that were trained to the end; of equal ones the first."""
+    def of(space: Space, trials: Sequence[Trial]) -> Best:
+        """Choose the trial with the best score among those that were trained to the end; the first in a tie."""
         done = [each for each in trials if each.outcome.state == "done"]
         best = max(done, key=lambda each: each.outcome.score or 0.0, default=None)
         return Best(space, tuple(trials), best, None if best is None else space.config(best.values))
@@ -47,18 +115,18 @@ class Best:
 
     @property
     def at_edge(self) -> tuple[str, ...]:
-        """Keys whose best value lies at an end of its range: the range may be too narrow."""
+        """Keys whose best value lies at an end of its range, which may be too narrow."""
         if self.trial is None:
             return ()
         return tuple(key for key, each in self.space.ranges.items() if each.at_edge(self.trial.values[key]))
 
     def count(self, state: str) -> int:
-        """How many trials ended so: "done", "pruned", "diverged" or "failed"."""
+        """Count the trials that ended as "done", "pruned", "diverged" or "failed"."""
         return sum(each.outcome.state == state for each in self.trials)
 
     def importances(self) -> dict[str, float]:
         """The share of each key in the variance of good scores; empty with fewer than ten finished trials."""
-        return importances(self.space, [(each.values, each.outcome) for each in self.trials])
+        return importances(self.space, self.trials)
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,15 +135,15 @@ class Tuned:
 
     Attributes:
         folder: the folder of the search.
-        score_name: what was maximized.
+        score_name: the name of the score that was maximized.
         trials: all trials in the order in which they ended.
-        losses: label of the loss -> its best trial.
+        losses: a mapping from the label of each loss to its `Best`.
         finished: whether all trials were run; False after Ctrl-C.
     """
 
     folder: Path
     score_name: str
-    trials: tuple[Ended, ...]
+    trials: tuple[Trial, ...]
     losses: Mapping[str, Best]
     finished: bool = True
 
@@ -87,19 +155,19 @@ class Tuned:
 
     @property
     def best(self) -> Config:
-        """The best configuration of all."""
-        config = None if self.best_loss is None else self.losses[self.best_loss].config
-        if config is None:
-            raise RuntimeError("tune: no trial has ended with a score yet.")
-        return config
+        """The configuration of the best trial of all losses."""
+        return self._best()[1]
 
     @property
     def score(self) -> float:
-        """The best score of all."""
-        score = None if self.best_loss is None else self.losses[self.best_loss].score
-        if score is None:
+        """The score of the best trial of all losses."""
+        return self._best()[0]
+
+    def _best(self) -> tuple[float, Config]:
+        each = self.losses.get(self.best_loss or "")
+        if each is None or each.score is None or each.config is None:
             raise RuntimeError("tune: no trial has ended with a score yet.")
-        return score
+        return each.score, each.config
 
     def __repr__(self) -> str:
         if self.best_loss is None:
@@ -114,7 +182,7 @@ class Tuned:
 
 
 def short(value: Any) -> str:
-    """Format a value in few characters.
+    """Format a value of a configuration in few characters.
 
     >>> short(0.00123456), short(128), short({"name": "Hinge", "margin": 0.2}), short(None)
     ('0.001235', '128', 'Hinge margin=0.2', 'null')
@@ -128,7 +196,7 @@ def short(value: Any) -> str:
 
 
 def summary(result: Tuned) -> dict[str, Any]:
-    """The whole search for JSON."""
+    """Convert a search to plain values for JSON."""
     losses = {
         label: {
             "score": each.score,
@@ -142,4 +210,4 @@ def summary(result: Tuned) -> dict[str, Any]:
         for label, each in result.losses.items()
     }
     best = {"best": result.best_loss, "score": result.score_name, "finished": result.finished}
-    return {**best, "losses": losses, "trials": [each.tree() for each in result.trials]}
+    return {**best, "losses": losses, "trials": [each.to_tree() for each in result.trials]}

@@ -21,24 +21,22 @@ from nearfar._utils.workers import Workers, stopping
 from nearfar.data import DataSet
 from nearfar.runs.config import Config, load, save, to_tree
 from nearfar.studies.grid import MANNER
-from nearfar.train.source import opened
-from nearfar.train.suited import shares_of
+from nearfar.train.build import class_shares, open_dataset
 from nearfar.tune import page
 from nearfar.tune.proposals import Proposals
-from nearfar.tune.record import Ended, Record
-from nearfar.tune.results import Best, Tuned, summary
+from nearfar.tune.results import Best, TrialLog, Tuned, summary
 from nearfar.tune.space import Space, as_tree, read_space, spaces
-from nearfar.tune.trial import SCORES, STARTUP, Job, attempt, judged
+from nearfar.tune.trial import SCORES, STARTUP, Job, Trial, hold_out_test, run_trial
 
 __all__ = ["search"]
 
 BEST, TRIALS, PAGE = "best.yaml", "trials.json", "tune.html"
 EVERY = 10.0
-"""Seconds between two writes of the page while trials run."""
+"""Seconds between two updates of the files while trials run."""
 FAILURES = 3
-"""If so many trials of a loss fail and none ends, the search stops: the configuration is wrong, not one trial."""
+"""The search stops if so many trials of a loss fail and none ends with a score."""
 Key = tuple[str, int, Any, Mapping[str, Any]]
-"""Label of the loss, number, Optuna's trial, values."""
+"""The label of a loss, the number of a trial, Optuna's trial, and its values."""
 
 
 def search(
@@ -56,29 +54,30 @@ def search(
     data: DataSet | None = None,
     console: Console | None = None,
 ) -> Tuned:
-    """Search the best values of some keys of a configuration; the test classes are never read.
+    """Search for the best values of some keys of a configuration; the test classes are never read.
 
-    A share of the training classes is held out of every trial and scored at its end. With several losses each gets the
-    same number of trials, in turns, in a study of its own. A search that was stopped goes on in its folder.
+    A share of the training classes is held out of every trial and scored at its end. Several losses get the same number
+    of trials each, in turns, and each has its own study. An interrupted search is resumed by calling it again with the
+    same folder.
 
     Args:
         config: the configuration that is changed, or its file.
-        space: key -> {low, high, log}, {low, high, step} or {choices: [...]}; `loss` -> a list of losses with ranges of
-            their own; or the file of it.
-        folder: where best.yaml, trials.json, tune.html and trials.jsonl go.
-        trials: trials of each loss.
-        jobs: trials side by side, each in a process with one thread; they share a GPU.
+        space: a mapping from keys to {low, high, log}, {low, high, step} or {choices: [...]}, and from `loss` to a list
+            of losses with ranges of their own; or the file of such a mapping.
+        folder: the folder for best.yaml, trials.json, tune.html and trials.jsonl.
+        trials: the number of trials of each loss.
+        jobs: how many trials run in parallel, each in a process with one thread; they share a GPU.
         score: "recall@1" or "map_at_r".
-        seeds: runs of a trial, whose scores are averaged.
-        held_out: share of the training classes that is scored.
-        prune: "median" stops a trial whose scores on the validation classes are behind the median of the others that
-            came as far, once five have finished (it needs `data.validation` above 0); "none" stops none.
-        seed: seed of the sampler; with one job the same trials are run each time.
+        seeds: the number of runs of a trial, whose scores are averaged.
+        held_out: the share of the training classes that is scored.
+        prune: "median" stops a trial whose scores on the validation classes are below the median of the others at the
+            same step, once five have finished (it needs `data.validation` above 0); "none" stops none.
+        seed: the seed of the sampler; with one job the same trials are run each time.
         data: a data set of your own instead of the one in the configuration.
-        console: where progress is printed.
+        console: the console to print progress to.
 
     Raises:
-        ValueError: a key that there is not, an empty range, another search in the folder.
+        ValueError: a key is unknown, a range is empty, or the folder holds another search.
         RuntimeError: the first trials all fail, or none ends with a score.
     """
     need("optuna", "tune", "tune")  # before anything is read
@@ -95,31 +94,44 @@ def search(
     if not 0 < held_out < 1:
         raise ValueError(f"tune: held_out must lie between 0 and 1, both excluded, but came as {held_out!r}.")
     every = spaces(config, space)
-    mine = judged(data or opened(config.data), held_out)
+    reduced = hold_out_test(data or open_dataset(config.data), held_out)
     for each in every:
-        shares_of(each.base, mine)
+        class_shares(each.base, reduced)
     plan = Job(config, seeds, score, held_out)
-    about = _about(config, space, plan, seed, mine.name)
-    with Record(folder, about) as record:
-        run = _Search(every, record, trials, plan, prune == "median", seed)
-        shared = mine if data is not None or (jobs == 1 and not _varies_data(every)) else None
-        work = functools.partial(attempt, data=shared, stop=stopping)
-        with _Watch(run, folder, console) as watch, Workers(work, jobs) as workers:
+    about = _describe_search(config, space, plan, seed, reduced.name)
+    with TrialLog(folder, about) as log:
+        run = _Search(every, log, trials, plan, prune == "median", seed)
+        shared = reduced if data is not None or (jobs == 1 and not _varies_data(every)) else None
+        work = functools.partial(run_trial, data=shared, stop=stopping)
+        total, done = trials * len(every), len(log.trials)
+        bar = Progress("trials", max(total, done), done=done, console=console or Terminal(), stays=True)
+        updated = 0.0
+        with bar, Workers(work, jobs) as workers:
             try:
                 for (loss, number, trial, values), outcome in workers.outcomes(iter(run.next, None)):
-                    run.tell(trial, ended := Ended(loss, number, values, outcome))
-                    watch.ended(ended)
+                    run.tell(trial, ended := Trial(loss, number, values, outcome))
+                    result = run.result(folder)
+                    bar.advance(words=_describe_progress(ended, result))
+                    if result.best_loss is not None and time.monotonic() >= updated + EVERY:
+                        _write(result)
+                        updated = time.monotonic()
             except KeyboardInterrupt:
                 run.stopped = True
-    return _written(run, folder)
+    result = run.result(folder)
+    if result.best_loss is not None:
+        _write(result)
+    elif not run.stopped:
+        first = next((str(each.outcome.error) for each in result.trials if each.outcome.error), "no word")
+        raise RuntimeError(f"tune: no trial ended with a score; the first said: {first}")
+    return result
 
 
 def _varies_data(every: list[Space]) -> bool:
     return any(key.startswith("data") for each in every for key in each.ranges)
 
 
-def _about(config: Config, space: Mapping[str, Any], plan: Job, seed: int, data: str) -> dict[str, Any]:
-    """Everything that trials depend on: not where the data lie, nor what makes a run faster alone."""
+def _describe_search(config: Config, space: Mapping[str, Any], plan: Job, seed: int, data: str) -> dict[str, Any]:
+    """Everything that scores depend on; not the path of the data, nor keys that only affect speed."""
     tree = json.loads(json.dumps(to_tree(config)))
     for section, key in (("data", "path"), *MANNER):
         tree[section].pop(key, None)
@@ -128,26 +140,23 @@ def _about(config: Config, space: Mapping[str, Any], plan: Job, seed: int, data:
 
 
 class _Search:
-    """Gives out trials in turns, one of each loss, and keeps what comes back."""
+    """Hand out trials, one of each loss in turn, and collect their outcomes."""
 
-    def __init__(self, every: list[Space], record: Record, trials: int, plan: Job, prune: bool, seed: int) -> None:
+    def __init__(self, every: list[Space], log: TrialLog, trials: int, plan: Job, prune: bool, seed: int) -> None:
         self.spaces = {each.label: each for each in every}
-        self.record, self.trials, self.plan, self.prune = record, trials, plan, prune
+        self.log, self.trials, self.plan, self.prune = log, trials, plan, prune
         self.stopped = False
-        self._proposals = {
-            each.label: Proposals(each, seed, [(one.values, one.outcome) for one in record.of(each.label)])
-            for each in every
-        }
+        self._proposals = {each.label: Proposals(each, seed, log.of(each.label)) for each in every}
         self._exhausted: set[str] = set()
         self._waiting = self._missing()
 
     def _missing(self) -> Iterator[tuple[str, int]]:
-        done = {(each.loss, each.number) for each in self.record.ended}
+        done = {(each.loss, each.number) for each in self.log.trials}
         for number in range(self.trials):
             yield from ((label, number) for label in self.spaces if (label, number) not in done)
 
     def next(self) -> tuple[Key, Job] | None:
-        """The next trial, if there is one."""
+        """The next trial, or None if all have been handed out."""
         for label, number in self._waiting:
             found = None if label in self._exhausted else self._proposals[label].ask(number)
             if found is None:
@@ -161,17 +170,17 @@ class _Search:
     def _rivals(self, label: str) -> tuple[Any, ...]:
         if not self.prune:
             return ()
-        ours = [each.outcome for each in self.record.of(label)]
+        ours = [each.outcome for each in self.log.of(label)]
         if sum(each.state == "done" for each in ours) < STARTUP:
             return ()
-        # with those that were stopped: a median of survivors alone would rise until nearly every trial is below it
+        # pruned trials count too: the median of the others alone would rise until nearly every trial is below it
         return tuple(each.curves for each in ours if each.state in ("done", "pruned"))
 
-    def tell(self, trial: Any, ended: Ended) -> None:
-        """Keep a trial that has ended."""
-        self.record.add(ended)
+    def tell(self, trial: Any, ended: Trial) -> None:
+        """Store a trial that has ended, and report it to Optuna."""
+        self.log.add(ended)
         self._proposals[ended.loss].tell(trial, ended.outcome)
-        ours = [each.outcome for each in self.record.of(ended.loss)]
+        ours = [each.outcome for each in self.log.of(ended.loss)]
         if len(ours) >= FAILURES and all(each.state == "failed" for each in ours):
             raise RuntimeError(
                 f"tune: the first {len(ours)} trials of {ended.loss} all failed, the last with "
@@ -179,38 +188,15 @@ class _Search:
             )
 
     def result(self, folder: Path) -> Tuned:
-        """What has been found so far."""
-        losses = {}
-        for label, space in self.spaces.items():
-            ours = self.record.of(label)
-            losses[label] = Best.of(space, ours)
-        return Tuned(folder, self.plan.score, tuple(self.record.ended), losses, finished=not self.stopped)
+        """The result so far."""
+        losses = {label: Best.of(space, self.log.of(label)) for label, space in self.spaces.items()}
+        return Tuned(folder, self.plan.score, tuple(self.log.trials), losses, finished=not self.stopped)
 
 
-class _Watch:
-    """The bar of a search; the page is written anew every few seconds."""
-
-    def __init__(self, run: _Search, folder: Path, console: Console | None) -> None:
-        total, done = run.trials * len(run.spaces), len(run.record.ended)
-        self._run, self._folder, self._next = run, folder, 0.0
-        self._bar = Progress("trials", max(total, done), done=done, console=console or Terminal(), stays=True)
-
-    def __enter__(self) -> _Watch:
-        self._bar.__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._bar.__exit__(*error)
-
-    def ended(self, ended: Ended) -> None:
-        """Show a trial that has ended."""
-        result = self._run.result(self._folder)
-        score = ended.outcome.state if ended.outcome.score is None else f"{100 * ended.outcome.score:.1f}"
-        best = "" if result.best_loss is None else f", best {100 * result.score:.1f} ({result.best_loss})"
-        self._bar.advance(words=f"{ended.loss} {score}{best}")
-        if result.best_loss is not None and time.monotonic() >= self._next:
-            _write(result)
-            self._next = time.monotonic() + EVERY
+def _describe_progress(trial: Trial, result: Tuned) -> str:
+    score = trial.outcome.state if trial.outcome.score is None else f"{100 * trial.outcome.score:.1f}"
+    best = "" if result.best_loss is None else f", best {100 * result.score:.1f} ({result.best_loss})"
+    return f"{trial.loss} {score}{best}"
 
 
 def _write(result: Tuned) -> None:
@@ -221,13 +207,3 @@ def _write(result: Tuned) -> None:
                 save(each.config, result.folder / f"best-{label.replace(' ', '-')}.yaml")
     write_text(result.folder / TRIALS, json.dumps(summary(result), indent=1, allow_nan=False) + "\n")
     write_text(result.folder / PAGE, page.build(result))
-
-
-def _written(run: _Search, folder: Path) -> Tuned:
-    result = run.result(folder)
-    if result.best_loss is not None:
-        _write(result)
-    elif not run.stopped:
-        first = next((str(each.outcome.error) for each in result.trials if each.outcome.error), "no word")
-        raise RuntimeError(f"tune: no trial ended with a score; the first said: {first}")
-    return result

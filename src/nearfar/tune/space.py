@@ -1,4 +1,4 @@
-"""`Space`: the keys of a configuration that a search varies, each with its values; one for each loss."""
+"""`Space`: the keys of a configuration that a search varies, each with its values."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from typing import Any
 from nearfar._utils.checks import nearest
 from nearfar._utils.files import read_text
 from nearfar.runs import parts
-from nearfar.runs.config import SECTIONS, Config, changed, flat, parse, read_yaml, to_tree
+from nearfar.runs.config import SECTIONS, Config, apply_flags, flat, parse, read_yaml, to_tree
 from nearfar.studies.grid import MANNER
 from nearfar.tune.ranges import Choices, Range, is_range, read_range, takes_fractions
 
 __all__ = ["Space", "read_space", "spaces"]
 
+EXAMPLE = "optimizer.lr: {low: 1e-4, high: 1e-2, log: true}"
 REFUSED = {
     "data.name": "every trial is scored on the same data",
     "data.path": "every trial is scored on the same data",
@@ -31,7 +32,7 @@ REFUSED = {
     "training.trackers": "it changes no score",
     **dict.fromkeys((f"{section}.{name}" for section, name in MANNER), "it changes no score"),
 }
-"""Keys that a search does not vary, and why."""
+"""Keys that a search does not vary, and the reason."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,9 +40,9 @@ class Space:
     """The search space of one loss: a base configuration, and the keys that vary.
 
     Attributes:
-        label: the name of the loss; with a number behind it if several have the same name.
+        label: the name of the loss, followed by a number if several have the same name.
         base: the configuration that is changed.
-        ranges: key -> its values.
+        ranges: a mapping from each key to its values.
     """
 
     label: str
@@ -50,10 +51,10 @@ class Space:
 
     def config(self, values: Mapping[str, Any]) -> Config:
         """The configuration with these values."""
-        return changed(self.base, [(key, json.dumps(value)) for key, value in values.items()])
+        return apply_flags(self.base, [(key, json.dumps(value)) for key, value in values.items()])
 
     def check(self) -> None:
-        """Build what the ends of every range and each choice describe, so that no trial finds a wrong key later."""
+        """Check the configurations at the ends of every range and with each choice, before any trial is run."""
         first = {key: each.ends()[0] for key, each in self.ranges.items()}
         last = {key: each.ends()[-1] for key, each in self.ranges.items()}
         tried = [first, last]
@@ -67,35 +68,33 @@ class Space:
 def read_space(path: Path) -> Mapping[str, Any]:
     """Read a space from a YAML file."""
     if not path.is_file():
-        raise FileNotFoundError(f"tune: there is no file {path}; a space has lines such as "
-                                "optimizer.lr: {low: 1e-4, high: 1e-2, log: true}.")  # fmt: skip
+        raise FileNotFoundError(f"tune: there is no file {path}; a space has lines such as {EXAMPLE}.")
     tree = read_yaml(str(path), read_text("tune", path))
     return tree if isinstance(tree, Mapping) else {}
 
 
 def spaces(config: Config, space: Mapping[str, Any]) -> list[Space]:
-    """One space for each loss that is named under `loss`, or one for the configuration's own loss.
+    """Build one space for each loss that is named under `loss`, or one for the configuration's own loss.
 
     Args:
         config: the configuration that is changed.
-        space: dotted key -> {low, high, log}, {low, high, step} or {choices: [...]}; `loss` -> a list of losses, each
-            a name or a mapping in which ranges may stand for values, and with dotted keys that hold for it alone.
+        space: a mapping from dotted keys to {low, high, log}, {low, high, step} or {choices: [...]}, and from `loss` to
+            a list of losses. Each loss is a name, or a mapping in which ranges may stand for values and dotted keys
+            apply to this loss only.
     """
     if not space:
-        raise ValueError("tune: the space is empty; give it a line such as "
-                         "optimizer.lr: {low: 1e-4, high: 1e-2, log: true}.")  # fmt: skip
+        raise ValueError(f"tune: the space is empty; give it a line such as {EXAMPLE}.")
     common = {str(key): value for key, value in space.items() if key != "loss"}
-    found = [_of(config, loss, common, label) for label, loss in _losses(space.get("loss"), config)]
+    found = [_build(config, loss, common, label) for label, loss in _losses(space.get("loss"), config)]
     for each in found:
         if not each.ranges:
-            raise ValueError(f"tune: nothing is searched for {each.label}; give it a range, such as "
-                             "optimizer.lr: {low: 1e-4, high: 1e-2, log: true}.")  # fmt: skip
+            raise ValueError(f"tune: nothing is searched for {each.label}; give it a range, such as {EXAMPLE}.")
         each.check()
     return found
 
 
 def _losses(given: Any, config: Config) -> list[tuple[str, Any]]:
-    """Label and mapping of each loss."""
+    """The label and the mapping of each loss."""
     if given is None:
         return [(config.loss.name, None)]
     if isinstance(given, Mapping) and set(given) == {"choices"}:
@@ -114,7 +113,7 @@ def _losses(given: Any, config: Config) -> list[tuple[str, Any]]:
     return found
 
 
-def _of(config: Config, loss: Any, common: Mapping[str, Any], label: str) -> Space:
+def _build(config: Config, loss: Any, common: Mapping[str, Any], label: str) -> Space:
     own: dict[str, Any] = {}
     if loss is not None:
         own = {str(key): value for key, value in loss.items() if "." in str(key)}
@@ -124,16 +123,16 @@ def _of(config: Config, loss: Any, common: Mapping[str, Any], label: str) -> Spa
         own = {**inner, **own}
     searched = {**common, **own}
     ranges = {}
-    for key in sorted(searched, key=lambda key: (key.startswith("loss."), SECTIONS.index(_known(key)))):
-        if key in own and not is_range(own[key]):  # one value, for this loss alone
-            config = changed(config, [(key, json.dumps(own[key]))])
+    for key in sorted(searched, key=lambda key: (key.startswith("loss."), SECTIONS.index(_section(key)))):
+        if key in own and not is_range(own[key]):  # a single value, for this loss only
+            config = apply_flags(config, [(key, json.dumps(own[key]))])
             continue
         ranges[key] = read_range(key, searched[key], fractions=takes_fractions(config, key))
     return Space(label, config, ranges)
 
 
-def _known(key: str) -> str:
-    """The section of a key that may be searched."""
+def _section(key: str) -> str:
+    """The section of a key; an error if the key may not be searched."""
     section = key.split(".")[0]
     if section not in SECTIONS:
         raise ValueError(f"tune: there is no {key}; {nearest(key, flat(to_tree(Config())))}")
@@ -143,7 +142,7 @@ def _known(key: str) -> str:
 
 
 def _split(tree: Mapping[str, Any], place: str, ranges: dict[str, Any]) -> dict[str, Any]:
-    """The mapping with ranges taken out of it, which are put into `ranges` by their dotted keys."""
+    """Move the ranges of a mapping to `ranges`, by their dotted keys; return the rest of the mapping."""
     fixed: dict[str, Any] = {}
     for key, value in tree.items():
         here = f"{place}.{key}"
@@ -155,9 +154,5 @@ def _split(tree: Mapping[str, Any], place: str, ranges: dict[str, Any]) -> dict[
 
 
 def as_tree(space: Mapping[str, Any]) -> Any:
-    """The space as JSON has it, to compare it with that of an earlier search."""
-    return json.loads(json.dumps(space, default=_plain))
-
-
-def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, Sequence) else str(value)
+    """Convert a space to plain JSON values, to compare it with that of an earlier search."""
+    return json.loads(json.dumps(space, default=lambda x: list(x) if isinstance(x, Sequence) else str(x)))

@@ -1,12 +1,12 @@
-"""One trial: train a configuration with each seed, score it on held-out training classes, stop it when it is behind."""
+"""One trial: train a configuration with each seed, and score it on held-out training classes unless it is pruned."""
 
 from __future__ import annotations
 
 import functools
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,35 +17,35 @@ from nearfar.data import DataSet
 from nearfar.runs.config import Config, DataConfig
 from nearfar.studies.grid import held_out, run_folder, words_of
 from nearfar.train import Moment, NotFiniteError, fit
-from nearfar.train.source import opened
+from nearfar.train.build import open_dataset
 
-__all__ = ["SCORES", "Curve", "Job", "Outcome", "attempt", "behind", "judged"]
+__all__ = ["SCORES", "Curve", "Job", "Outcome", "Trial", "hold_out_test", "is_behind", "run_trial"]
 
 SCORES = ("recall@1", "map_at_r")
 STARTUP = 5
-"""Trials that must have finished before one is stopped for being behind, as in Optuna's median pruner."""
+"""How many trials must have finished before one is pruned, as in Optuna's median pruner."""
 
-Curve = tuple[tuple[int, float], ...]
+Curve = Sequence[tuple[int, float]]
 """(step, score on the validation classes) of each evaluation of a run."""
 
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """What a process needs for a trial.
+    """A trial to run.
 
     Attributes:
-        config: the configuration; the seeds of its runs begin at its own.
-        seeds: number of runs, whose scores are averaged.
+        config: the configuration; its seed is that of the first run.
+        seeds: the number of runs, whose scores are averaged.
         score: one of `SCORES`.
         held_out: the share of the training classes that is scored.
-        rivals: curves of the trials of the same loss that have ended, one for each seed; empty if nothing is stopped.
+        rivals: the curves of each ended trial of the same loss, one per seed; empty if nothing is pruned.
     """
 
     config: Config
     seeds: int = 1
     score: str = "recall@1"
     held_out: float = 0.2
-    rivals: tuple[tuple[Curve, ...], ...] = ()
+    rivals: Sequence[Sequence[Curve]] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,27 +55,47 @@ class Outcome:
     Attributes:
         state: "done", "pruned" (stopped because it was behind), "diverged" (its loss was not finite, which counts as a
             score of 0) or "failed".
-        score: the mean over the seeds; None if it was stopped or failed.
-        scores: of each seed.
-        curves: of each seed.
+        score: the mean score over the seeds; None if the trial was pruned or failed.
+        scores: the score of each seed.
+        curves: the curve of each seed.
         error: why it failed or diverged.
         seconds: the time it took.
     """
 
     state: str
     score: float | None = None
-    scores: tuple[float, ...] = ()
-    curves: tuple[Curve, ...] = ()
+    scores: Sequence[float] = ()
+    curves: Sequence[Curve] = ()
     error: str | None = None
-    seconds: float = field(default=0.0)
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class Trial:
+    """A trial that has ended: the label of its loss, its number within the loss, its values and its outcome."""
+
+    loss: str
+    number: int
+    values: Mapping[str, Any]
+    outcome: Outcome
+
+    @staticmethod
+    def of(entry: Mapping[str, Any]) -> Trial:
+        """Build a trial from the mapping that `to_tree` returned."""
+        rest = dict(entry)
+        return Trial(rest.pop("loss"), rest.pop("number"), rest.pop("values"), Outcome(**rest))
+
+    def to_tree(self) -> dict[str, Any]:
+        """Convert to plain values for JSON."""
+        return {"loss": self.loss, "number": self.number, "values": dict(self.values), **asdict(self.outcome)}
 
 
 class Pruned(Exception):  # noqa: N818  (not an error)
-    """The run is behind the others."""
+    """The run is behind the others and stops."""
 
 
-def judged(data: DataSet, share: float) -> DataSet:
-    """The data of a trial: some training classes take the place of the test classes, which are left out altogether."""
+def hold_out_test(data: DataSet, share: float) -> DataSet:
+    """Replace the test classes by a share of the training classes, which are held out; the test classes are dropped."""
     found = held_out(data, share)
     if len(found.test.classes) < 2:
         count = len(data.train.classes)
@@ -87,15 +107,15 @@ def judged(data: DataSet, share: float) -> DataSet:
 
 
 @functools.lru_cache(maxsize=2)
-def _opened(spec: DataConfig, share: float) -> DataSet:
-    return judged(opened(spec), share)
+def _open_held_out(spec: DataConfig, share: float) -> DataSet:
+    return hold_out_test(open_dataset(spec), share)
 
 
-def behind(curve: Curve, rivals: Sequence[Curve]) -> bool:
+def is_behind(curve: Curve, rivals: Sequence[Curve]) -> bool:
     """Whether the best score so far is below the median of the others' scores at the same step.
 
     >>> others = [((10, 0.5),), ((10, 0.6),), ((10, 0.6),), ((10, 0.7),), ((10, 0.9),)]
-    >>> behind(((10, 0.55),), others), behind(((10, 0.65),), others), behind(((10, 0.55),), others[:4])
+    >>> is_behind(((10, 0.55),), others), is_behind(((10, 0.65),), others), is_behind(((10, 0.55),), others[:4])
     (True, False, False)
     """
     if not curve:
@@ -104,20 +124,20 @@ def behind(curve: Curve, rivals: Sequence[Curve]) -> bool:
     return len(theirs) >= STARTUP and max(value for _, value in curve) < statistics.median(theirs)
 
 
-def attempt(job: Job, data: DataSet | None, stop: Callable[[], bool]) -> Outcome | None:
-    """Train and score one trial; None if it was interrupted.
+def run_trial(job: Job, data: DataSet | None, stop: Callable[[], bool]) -> Outcome | None:
+    """Train and score one trial; return None if it was interrupted.
 
     Args:
         job: the trial.
-        data: what `judged` made of a data set of the caller's; None opens the one of the configuration.
-        stop: asked after each step whether to give up.
+        data: a data set that `hold_out_test` returned; None to open the one of the configuration.
+        stop: called after each step; returns whether to interrupt the trial.
     """
     start, scores, curves = time.monotonic(), list[float](), list[Curve]()
     try:
         for place in range(job.seeds):
             if stop():
                 return None
-            found = _run(job, place, data or _opened(job.config.data, job.held_out), curves, stop)
+            found = _run(job, place, data or _open_held_out(job.config.data, job.held_out), curves, stop)
             if found is None:
                 return None
             scores.append(found)
@@ -128,26 +148,27 @@ def attempt(job: Job, data: DataSet | None, stop: Callable[[], bool]) -> Outcome
         result = Outcome("pruned")
     except NotFiniteError as error:
         result = Outcome("diverged", 0.0, error=words_of(error))
-    except Exception as error:  # whatever one trial does, the others go on
+    except Exception as error:  # a failed trial does not end the search
         result = Outcome("failed", error=words_of(error))
     seconds = round(time.monotonic() - start, 2)
     return replace(result, scores=tuple(scores), curves=tuple(curves), seconds=seconds)
 
 
 def _run(job: Job, place: int, data: DataSet, curves: list[Curve], stop: Callable[[], bool]) -> float | None:
-    """Train with one seed and return its score; its curve is added to `curves` however it ends."""
+    """Train with one seed and return its score; its curve is added to `curves` even if the run fails."""
     rivals = [each[place] for each in job.rivals if place < len(each)]
     with run_folder() as folder:
-        look = _Look(folder / "journal.jsonl", job.score, rivals, stop)
+        pruner = _Pruner(folder / "journal.jsonl", job.score, rivals, stop)
         try:
-            result = fit(_bare(job.config, place), folder, data=data, callbacks=[look], console=Terminal(quiet=True))
+            config, console = _score_only(job.config, place), Terminal(quiet=True)
+            result = fit(config, folder, data=data, callbacks=[pruner], console=console)
         finally:
-            curves.append(look.read())
+            curves.append(pruner.read())
         return None if result.test is None else result.test.scores()[job.score]
 
 
-def _bare(config: Config, place: int) -> Config:
-    """The configuration of a run whose score alone is wanted, with the next seed."""
+def _score_only(config: Config, place: int) -> Config:
+    """The configuration of run number `place` of a trial, without anything that the score does not need."""
     plan = replace(
         config.training,
         seed=config.training.seed + place,
@@ -161,10 +182,10 @@ def _bare(config: Config, place: int) -> Config:
     return replace(config, training=plan)
 
 
-class _Look:
-    """A callback that reads the scores of the validation classes from the journal after each evaluation.
+class _Pruner:
+    """A callback that stops a run if its validation scores in the journal are behind those of its rivals.
 
-    `fit` evaluates after its callbacks, so that the scores of step s are there at step s + 1.
+    `fit` evaluates after its callbacks, so the scores of step s are available at step s + 1.
     """
 
     def __init__(self, file: Path, score: str, rivals: Sequence[Curve], stop: Callable[[], bool]) -> None:
@@ -174,11 +195,11 @@ class _Look:
         if self._stop():
             raise Stopped
         every = moment.state.config.training.evaluate_every
-        if self._rivals and moment.step > 1 and (moment.step - 1) % every == 0 and behind(self.read(), self._rivals):
+        if self._rivals and moment.step > 1 and (moment.step - 1) % every == 0 and is_behind(self.read(), self._rivals):
             raise Pruned
         return None
 
     def read(self) -> Curve:
-        """The scores so far."""
+        """Read the scores so far."""
         entries = read_lines(self._file).entries
         return tuple((entry["step"], float(entry[self._key])) for entry in entries if self._key in entry)

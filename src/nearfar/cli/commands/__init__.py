@@ -1,3 +1,3 @@
-"""The commands of `nearfar`, one file per group; each has a `register` that adds its commands to the app."""
+"""The commands of `nearfar`, one file for each group; `nearfar.cli.main` lists them all."""
 
 __all__: list[str] = []

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from nearfar._utils.console import say
 from nearfar._utils.progress import Progress
+from nearfar.cli.commands.command import parse_numbers
 from nearfar.cli.commands.completion import loss_names
-from nearfar.cli.commands.shared import one_sentence
 
 if TYPE_CHECKING:
     from nearfar.bench import Plan, Row
 
-__all__ = ["bench", "numbers", "planned", "register"]
+__all__ = ["bench", "make_plan"]
 
 SIZES = {"cpu": (128, 512, 2048, 8192), "cuda": (128, 512, 2048, 8192, 32768, 131072, 262144, 1048576)}
 QUICK = (128, 1024)
@@ -25,52 +25,45 @@ QUICK = (128, 1024)
 def bench(
     loss: Annotated[
         list[str] | None,
-        typer.Option(
-            help="A loss or miner by its name in the tables; several times for several.", autocompletion=loss_names
-        ),
+        typer.Option(help="A loss or miner; can be repeated. Default: a selection.", autocompletion=loss_names),
     ] = None,
     sizes: Annotated[
-        str | None, typer.Option(help="Rows of a batch, with commas; else 128 to 8192, on a GPU to 1048576.")
+        str | None, typer.Option(help="Batch sizes, comma-separated. Default: 128 to 8192, on a GPU 1048576.")
     ] = None,
-    width: Annotated[int | None, typer.Option(help="Numbers in an embedding; 128, on a GPU 512.", min=1)] = None,
-    threads: Annotated[int, typer.Option(help="Threads of PyTorch on a CPU.", min=1)] = 1,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    engines: Annotated[
-        str | None, typer.Option(help="Engines, with commas; else auto, on a GPU all there are.")
-    ] = None,
+    width: Annotated[int | None, typer.Option(help="Width of embeddings. Default: 128, GPU 512.", min=1)] = None,
+    threads: Annotated[int, typer.Option(help="Number of CPU threads that PyTorch uses.", min=1)] = 1,
+    device: Annotated[str, typer.Option(help="Device: cpu or cuda.")] = "cpu",
+    engines: Annotated[str | None, typer.Option(help="Engines, comma-separated. Default: auto, GPU all.")] = None,
     precision: Annotated[
         str | None,
-        typer.Option(help="Of the embeddings: float32, tf32, bf16, fp16, with commas; on a GPU float32,bf16."),
+        typer.Option(help="float32, tf32, bf16, fp16, comma-separated. Default: float32, on a GPU float32,bf16."),
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for bench.json, bench.md and bench.png.")] = Path("nearfar-bench"),
-    quick: Annotated[bool, typer.Option(help="Small sizes and few rounds: seconds in place of minutes.")] = False,
-    seconds: Annotated[float | None, typer.Option(help="Begin nothing that would end after this.", min=0)] = None,
-    resume: Annotated[bool, typer.Option(help="Go on with the bench.json in the folder.")] = False,
+    quick: Annotated[bool, typer.Option(help="Small batches and few rounds: seconds, not minutes.")] = False,
+    seconds: Annotated[float | None, typer.Option(help="Time limit in seconds.", min=0)] = None,
+    resume: Annotated[bool, typer.Option(help="Continue the bench.json in the output folder.")] = False,
 ) -> None:
-    """Time the losses, and measure their memory, beside pytorch-metric-learning and the two-product limit."""
+    """Measure time and memory of the losses, compared with pytorch-metric-learning and the two-product limit."""
     from nearfar.bench import write
 
-    with one_sentence("bench"):
-        plan = planned(
-            tuple(loss or ()), sizes, width, threads, device, quick=quick, engines=engines, precision=precision,
-            seconds=seconds,
-        )  # fmt: skip
-        out.mkdir(parents=True, exist_ok=True)  # fail now if the folder cannot be created, not in two minutes
-        rows = _measured(plan, out / "bench.json", resume=resume)
-        if not rows:
-            raise ValueError("nothing was measured in the time that there was; give more --seconds.")
-        for file in write(out, rows, plan):
-            say(f"written: {file}")
+    more = {"losses": tuple(loss or ()), "threads": threads, "seconds": seconds}
+    plan = make_plan(device, quick=quick, sizes=sizes, width=width, engines=engines, precision=precision, **more)
+    out.mkdir(parents=True, exist_ok=True)  # fail now if the folder cannot be created, not in two minutes
+    rows = _measure(plan, out / "bench.json", resume=resume)
+    if not rows:
+        raise ValueError("nothing was measured in the time that there was; give more --seconds.")
+    for file in write(out, rows, plan):
+        say(f"written: {file}")
 
 
-def _measured(plan: Plan, file: Path, *, resume: bool) -> list[Row]:
-    """Measure, say each row, and keep the rows in the file as they come."""
+def _measure(plan: Plan, file: Path, *, resume: bool) -> list[Row]:
+    """Measure, print each row, and write the file after each row."""
     from nearfar.bench import measure
     from nearfar.bench.pages import keep, known, line
     from nearfar.bench.study import peer_version
 
     if plan.peers and peer_version() is None:
-        say("pytorch-metric-learning (PML) is not installed, so that ours stand alone.")
+        say("pytorch-metric-learning (PML) is not installed, so only our losses are measured.")
     rows = known(file, plan) if resume else []
     with Progress("measuring") as watch:
 
@@ -86,62 +79,33 @@ def _measured(plan: Plan, file: Path, *, resume: bool) -> list[Row]:
     return rows
 
 
-def planned(
-    losses: tuple[str, ...],
-    sizes: str | None,
-    width: int | None,
-    threads: int,
+def make_plan(
     device: str,
     *,
-    quick: bool,
+    quick: bool = False,
+    sizes: str | None = None,
+    width: int | None = None,
     engines: str | None = None,
     precision: str | None = None,
-    seconds: float | None = None,
+    **more: Any,
 ) -> Plan:
-    """Build the plan from the options."""
+    """The plan of a device by the options of the command; `more` are fields of the plan."""
     from nearfar.bench import Limits, Patience, Plan, offered
 
     gpu = device == "cuda"
-    usual = QUICK if quick else SIZES.get(device, QUICK)
     plan = Plan(
-        losses=losses,
-        sizes=usual if sizes is None else numbers(sizes),
-        width=width or (512 if gpu else 128),
-        threads=threads,
         device=device,
-        engines=words(engines) or ("auto",),
+        sizes=(QUICK if quick else SIZES.get(device, QUICK)) if sizes is None else parse_numbers("--sizes", sizes),
+        width=width or (512 if gpu else 128),
+        engines=_split(engines) or ("auto",),
         patience=Patience(3, 0.5) if quick else Patience(25, 1.0) if gpu else Patience(9, 4.0),
         limits=Limits(4096, 1) if quick else Limits(4096, 30 if gpu else 10),
-        precisions=words(precision) or (("float32", "bf16") if gpu else ("float32",)),
+        precisions=_split(precision) or (("float32", "bf16") if gpu else ("float32",)),
         launches=8192 if gpu else 2048,
-        seconds=seconds,
+        **more,
     )
     return replace(plan, engines=offered(device)) if engines is None and gpu else plan
 
 
-def words(text: str | None) -> tuple[str, ...]:
-    """Parse names separated by commas.
-
-    >>> words("dense, tiled"), words(None)
-    (('dense', 'tiled'), ())
-    """
+def _split(text: str | None) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",")) if text else ()
-
-
-def numbers(text: str) -> tuple[int, ...]:
-    """Parse sizes separated by commas.
-
-    >>> numbers("128,1_024")
-    (128, 1024)
-    """
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise ValueError(
-            f"sizes must be whole numbers with commas between, but came as {text!r}; try 128,1024."
-        ) from None
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command()(bench)

@@ -35,7 +35,7 @@ def values_of(key: str) -> list[str]:
     (['MPerClass', 'Representatives'], [])
     """
     from nearfar import models
-    from nearfar.data.open import NAMES
+    from nearfar.data.registry import NAMES
     from nearfar.runs import parts
     from nearfar.runs.config import Config
 

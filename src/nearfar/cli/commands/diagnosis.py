@@ -1,4 +1,4 @@
-"""`nearfar diagnose`: is this space, or this run, healthy?"""
+"""`nearfar diagnose`: whether an embedding space or a run is healthy."""
 
 from __future__ import annotations
 
@@ -9,35 +9,34 @@ import typer
 
 from nearfar._utils.console import say
 from nearfar._utils.progress import Progress
-from nearfar.cli.commands.shared import one_sentence, save_json
+from nearfar.cli.commands.command import save_json
 
 if TYPE_CHECKING:
     from nearfar.doctor import Diagnosis
 
-__all__ = ["diagnose", "looks", "of_vectors", "register"]
+__all__ = ["diagnose"]
 
 
 def diagnose(
     source: Annotated[Path, typer.Argument(metavar="RUN|VECTORS", help="A run folder, or a vectors.npz.")],
-    margin: Annotated[float | None, typer.Option(help="The margin of your triplets, if you train with one.")] = None,
-    metric: Annotated[str, typer.Option(help="cosine or euclidean.")] = "cosine",
-    rows: Annotated[int, typer.Option(help="How many vectors are looked at.", min=2)] = 2000,
-    seed: Annotated[int, typer.Option(help="Which vectors are drawn.")] = 0,
-    json: Annotated[Path | None, typer.Option(help="Write everything to this file, too.")] = None,
+    margin: Annotated[float | None, typer.Option(help="Margin of the triplet loss in training, if any.")] = None,
+    metric: Annotated[str, typer.Option(help="Metric: cosine or euclidean.")] = "cosine",
+    rows: Annotated[int, typer.Option(help="Number of vectors to look at.", min=2)] = 2000,
+    seed: Annotated[int, typer.Option(help="Seed for choosing these vectors.")] = 0,
+    json: Annotated[Path | None, typer.Option(help="Also write the full result to this JSON file.")] = None,
 ) -> None:
-    """Say whether a space or a run is healthy, and what to change. Exit code 2 where it is not."""
-    with one_sentence("diagnose"):
-        with Progress(f"looking at {source}"):
-            found = looks(source, {"margin": margin, "metric": metric, "rows": rows, "seed": seed})
-        if json is not None:
-            save_json(json, {"source": str(source), **{name: each.to_dict() for name, each in found.items()}})
-        for name, each in found.items():
-            say(f"{name}: {each.text()}")
+    """Diagnose an embedding space or a run, and propose remedies. Exit code 2 if it is not healthy."""
+    with Progress(f"looking at {source}"):
+        found = find_diagnoses(source, {"margin": margin, "metric": metric, "rows": rows, "seed": seed})
+    if json is not None:
+        save_json(json, {"source": str(source), **{name: each.to_dict() for name, each in found.items()}})
+    for name, each in found.items():
+        say(f"{name}: {each.text()}")
     if not all(each.healthy for each in found.values()):
         raise typer.Exit(2)
 
 
-def looks(source: Path, options: dict[str, Any]) -> dict[str, Diagnosis]:
+def find_diagnoses(source: Path, options: dict[str, Any]) -> dict[str, Diagnosis]:
     """Diagnose the journal and the vectors, as far as they exist."""
     from nearfar.doctor import diagnose_run
 
@@ -66,8 +65,3 @@ def of_vectors(source: Path, options: dict[str, Any]) -> Diagnosis:
             raise ValueError(f"{path} must hold {key}, but holds {', '.join(arrays) or 'nothing'}.")
     x, y = rows_of("diagnose", f"x in {path}", arrays["x"]), labels_of("diagnose", f"y in {path}", arrays["y"])
     return judge(x, y, **options)
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command()(diagnose)

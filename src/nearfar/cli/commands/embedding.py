@@ -1,4 +1,4 @@
-"""`nearfar embed`: from samples to vectors."""
+"""`nearfar embed`: compute the embeddings of samples."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ from nearfar._utils.checks import check_choice, printable
 from nearfar._utils.console import say
 from nearfar._utils.files import plain_target, write_arrays
 from nearfar._utils.progress import Progress
-from nearfar.cli.commands.outputs import check_suffix
-from nearfar.cli.commands.shared import Extra, one_only, one_sentence
-from nearfar.cli.launch import Processes, Restarts, is_first, launched, place
+from nearfar.cli.commands.command import Extra, check_one, check_suffix
+from nearfar.cli.launch import Processes, Restarts, is_first, launch, place
 
 if TYPE_CHECKING:
     import numpy as np
@@ -27,14 +26,14 @@ if TYPE_CHECKING:
     from nearfar.cli.commands.inputs import Samples
     from nearfar.evaluation import Vectors
 
-__all__ = ["Trust", "advised", "clear_parts", "embed", "left_out", "of_classes", "register"]
+__all__ = ["Trust", "embed", "rephrase_errors"]
 
 FOLDER = ".vectors"
 """How the name of a folder of vectors ends."""
 NAMED = 3
 """Classes that are named in one line."""
 Trust = Annotated[
-    bool, typer.Option("--trust-model", help="Read a .pt or .pt2 file, which can run code of its author.")
+    bool, typer.Option("--trust-model", help="Allow .pt and .pt2 files, which can run any code when they are read.")
 ]
 
 
@@ -49,73 +48,67 @@ def embed(
         Path,
         typer.Argument(
             metavar="DATA",
-            help="glyphs:train, glyphs:test, an .npz with x (y, name), or a folder of images, flat or with a subfolder "
-            "a class.",
+            help="glyphs:train, glyphs:test, an .npz with x (y, name), or a folder of images, flat or with one "
+            "subfolder per class.",
         ),
     ],
-    output: Annotated[
-        Path,
-        typer.Option("-o", "--output", help="Where the vectors go: a file (.npz) or a folder (.vectors)."),
-    ],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Output: a file (.npz) or a folder (.vectors).")],
     more: Extra = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Samples of a batch.")] = 256,
+    batch_size: Annotated[int, typer.Option(min=1, help="Number of samples in a batch.")] = 256,
     size: Annotated[
         int | None,
-        typer.Option(min=1, help="Side of the images of a folder, in pixels, where the model does not say; else 224."),
+        typer.Option(min=1, help="Side of the images in pixels, if the model does not define it. Default: 224."),
     ] = None,
     imagenet: Annotated[
-        bool, typer.Option("--imagenet", help="Shift and scale images by ImageNet's mean, where the model does not.")
+        bool, typer.Option("--imagenet", help="Standardize images by ImageNet's mean, if the model does not.")
     ] = False,
-    thumbnails: Annotated[int, typer.Option(min=0, help="Keep thumbnails of this side; 0 for none.")] = 0,
+    thumbnails: Annotated[int, typer.Option(min=0, help="Side of the thumbnails to store; 0 for none.")] = 0,
     on_corrupt: Annotated[
-        str, typer.Option(help="An image that cannot be read: stop, or skip it and list it at the end.")
+        str, typer.Option(help="What to do with unreadable images: stop, or skip them and list them at the end.")
     ] = "stop",
     trust_model: Trust = False,
-    dtype: Annotated[str, typer.Option(help="How vectors are stored: float32, float16, or in a folder bf16.")] = (
-        "float32"
-    ),
+    dtype: Annotated[str, typer.Option(help="Stored type: float32, float16, or bf16 (folders only).")] = ("float32"),
     processes: Processes = None,
     again: Restarts = 0,
 ) -> None:
-    """Compute the vectors of samples, in order.
+    """Compute the embeddings of samples.
 
-    If it is interrupted, the same command continues where it stopped, with any number of processes.
+    After an interruption, run the same command again to continue, with any number of processes.
 
-    A folder of vectors is read where it is needed, so that it may be larger than the memory.
+    A folder of vectors is mapped into memory, and may be larger than the memory.
 
-    The network of a run, and one that `nearfar export` wrote, get their samples as in training. Another model gets
-    glyphs as 1 x 32 x 32 and images as 3 x size x size, both in 0..1, and an .npz as its x in float32.
+    Networks of runs and of `nearfar export` define their preprocessing. Other models get glyphs as 1 x 32 x 32 and
+    images as 3 x size x size, both in 0..1, and the x of an .npz file as float32.
     """
-    with one_sentence("embed"):
-        from nearfar.cli.commands.inputs import read_samples
-        from nearfar.cli.commands.networks import load_model
+    from nearfar.cli.commands.inputs import read_samples
+    from nearfar.cli.commands.networks import load_model
 
-        one_only("DATA", data, more)
-        check_choice("embed", "--on-corrupt", on_corrupt, ("stop", "skip"))
-        _check_output(output, dtype)
-        if launched(processes, again):
+    check_one("DATA", data, more)
+    check_choice("embed", "--on-corrupt", on_corrupt, ("stop", "skip"))
+    _check_output(output, dtype)
+    if launch(processes, again):
+        return
+    network = load_model(model, trust_model=trust_model)
+    assumed = network.assumed(size, imagenet)
+    drawn = str(data).startswith("glyphs")  # it has its own progress bar
+    with Progress(f"reading {data}", shown=not drawn and is_first()), rephrase_errors():
+        options: dict[str, Any] = {"thumbnails": thumbnails, "on_corrupt": on_corrupt}
+        samples = read_samples(str(data), assumed=assumed, **options)
+    key = hashlib.sha256(f"{samples.digest} {batch_size} {network.digest}".encode()).hexdigest()[:16]
+    parts = output.with_name(f".{output.name}.{key}.parts")
+    with rephrase_errors():
+        inputs = samples.ready(network.transform)
+        if not _share(network.run, inputs, batch_size, parts):
             return
-        network = load_model(model, trust_model=trust_model)
-        assumed = network.assumed(size, imagenet)
-        drawn = str(data).startswith("glyphs")  # they have a bar of their own
-        with Progress(f"reading {data}", shown=not drawn and is_first()), advised():
-            options: dict[str, Any] = {"thumbnails": thumbnails, "on_corrupt": on_corrupt}
-            samples = read_samples(str(data), assumed=assumed, **options)
-        key = hashlib.sha256(f"{samples.digest} {batch_size} {network.digest}".encode()).hexdigest()[:16]
-        parts = output.with_name(f".{output.name}.{key}.parts")
-        with advised():
-            inputs = samples.ready(network.transform)
-            if not _share(network.run, inputs, batch_size, parts):
-                return
-        pictures = data.is_dir()
-        mark = network.mark(assumed if pictures else None)
-        kept, lines = _join(output, parts, len(inputs), batch_size, samples, mark, dtype)
-        clear_parts(output)
-        say(lines)
-        if pictures and network.transform is None:
-            say(f"{model} does not tell its preprocessing: images went in as {assumed} (--size, --imagenet).")
-        if kept is not None and len(kept) < len(samples.name or ()):
-            say(left_out(samples.name or (), set(kept.tolist())))
+    pictures = data.is_dir()
+    mark = network.mark(assumed if pictures else None)
+    kept, lines = _join(output, parts, len(inputs), batch_size, samples, mark, dtype)
+    clear_parts(output)
+    say(lines)
+    if pictures and network.transform is None:
+        say(f"{model} defines no preprocessing; images were given to it as {assumed} (--size, --imagenet).")
+    if kept is not None and len(kept) < len(samples.name or ()):
+        say(list_unreadable(samples.name or (), set(kept.tolist())))
 
 
 def _check_output(output: Path, dtype: str) -> None:
@@ -133,17 +126,17 @@ def _check_output(output: Path, dtype: str) -> None:
 
 
 def _share(run: Any, inputs: Any, batch_size: int, parts: Path) -> bool:
-    """Embed this rank's chunks into the folder `parts`; True on the first rank, once all others have done so too."""
-    from nearfar.evaluation.embed import embedded, tell_done, wait_for_others
+    """Embed this rank's chunks into the folder `parts`; returns True on the first rank, when all ranks are done."""
+    from nearfar.evaluation.embed import embed_chunks, mark_done, wait_for_others
 
     rank, world = place()
     names = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT")
     launch = " ".join(os.environ.get(name, "") for name in names)
     options: dict[str, Any] = {"batch_size": batch_size, "resume": parts, "rank": rank, "world": world}
-    for _ in embedded(run, inputs, progress=rank == 0, **options):
-        pass  # kept in its file
+    for _ in embed_chunks(run, inputs, progress=rank == 0, **options):
+        pass  # stored in its file
     if rank:
-        tell_done(parts, rank, world, launch)
+        mark_done(parts, rank, world, launch)
         return False
     wait_for_others(parts, world, launch)
     return True
@@ -152,20 +145,20 @@ def _share(run: Any, inputs: Any, batch_size: int, parts: Path) -> bool:
 def _join(
     output: Path, parts: Path, rows: int, batch_size: int, samples: Samples, mark: str | None, dtype: str
 ) -> tuple[np.ndarray | None, str]:
-    """Write the vectors of all chunks; the numbers of samples that were kept, if some may be left out, and words."""
+    """Write the vectors of all chunks; returns the rows that were kept (None for all), and a summary."""
     import numpy as np
     import torch
 
     from nearfar.evaluation import Vectors
-    from nearfar.evaluation.embed import stored
+    from nearfar.evaluation.embed import read_chunks
     from nearfar.evaluation.vectors_folder import as_stored, write_folder
 
-    sound = [(len(part["x"]), part.get("y")) for part in stored(parts, rows, batch_size) if part]
+    sound = [(len(part["x"]), part.get("y")) for part in read_chunks(parts, rows, batch_size) if part]
     if not sound:
         raise ValueError(f"all {rows} samples were left out, so there is nothing to embed.")
     numbers = [y for _, y in sound if y is not None]
     kept = np.concatenate(numbers) if numbers else None
-    chunks = (part["x"] for part in stored(parts, rows, batch_size) if part)
+    chunks = (part["x"] for part in read_chunks(parts, rows, batch_size) if part)
     fields = samples.fields(None if kept is None else torch.from_numpy(kept))
     if output.suffix == FOLDER:
         count = rows if kept is None else len(kept)
@@ -176,11 +169,11 @@ def _join(
     else:
         found = Vectors(torch.from_numpy(np.concatenate(list(chunks))), **fields, fingerprint=mark)
         write_arrays(output, {**found.to_arrays(), "x": as_stored(found.x, dtype)})
-    return kept, f"{output}: {len(found):,} vectors of width {found.x.shape[1]}{of_classes(found)}"
+    return kept, f"{output}: {len(found):,} vectors of width {found.x.shape[1]}{describe_classes(found)}"
 
 
 @contextmanager
-def advised() -> Iterator[None]:
+def rephrase_errors() -> Iterator[None]:
     """Phrase errors in terms of the command, and silence warnings about skipped images, which are listed at the end."""
     from nearfar.data.pictures import CorruptImageError, CorruptImageWarning
 
@@ -192,14 +185,14 @@ def advised() -> Iterator[None]:
         raise ValueError(str(error).replace('pass on_corrupt="skip"', "pass --on-corrupt skip")) from None
 
 
-def left_out(names: Sequence[str], kept: set[int]) -> str:
+def list_unreadable(names: Sequence[str], kept: set[int]) -> str:
     """List the images that could not be read, one per line."""
     missing = [printable(name) for row, name in enumerate(names) if row not in kept]
     count = "1 image" if len(missing) == 1 else f"{len(missing):,} images"
     return "\n".join([f"{count} could not be read and {'was' if len(missing) == 1 else 'were'} left out:", *missing])
 
 
-def of_classes(found: Vectors) -> str:
+def describe_classes(found: Vectors) -> str:
     """The number of classes, and the names of the first ones."""
     if found.y is None:
         return ", without classes"
@@ -209,15 +202,10 @@ def of_classes(found: Vectors) -> str:
 
 
 def clear_parts(output: Path) -> None:
-    """Remove the chunks that `embed` kept for this output, of this and earlier attempts, and nothing else."""
+    """Remove the chunks that this and earlier attempts stored for this output, and nothing else."""
     from nearfar.evaluation.embed import clear
 
     for folder in output.parent.iterdir():
         key = folder.name.removeprefix(f".{output.name}.").removesuffix(".parts")
         if folder.name == f".{output.name}.{key}.parts" and re.fullmatch("[0-9a-f]{16}", key) and folder.is_dir():
             clear(folder)
-
-
-def register(app: typer.Typer) -> None:
-    """Add embed to the app."""
-    app.command()(embed)

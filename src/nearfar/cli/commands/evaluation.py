@@ -1,4 +1,4 @@
-"""`nearfar evaluate` and `nearfar compare`: score a space, and compare two."""
+"""`nearfar evaluate` and `nearfar compare`: score an embedding space, and compare two."""
 
 from __future__ import annotations
 
@@ -10,105 +10,82 @@ import typer
 from nearfar._utils.checks import check_choice
 from nearfar._utils.console import Terminal, say
 from nearfar._utils.progress import Progress
-from nearfar.cli.commands import embedding, exporting, search, serving
-from nearfar.cli.commands.shared import Extra, labeled, one_only, one_sentence, save_json
-from nearfar.cli.launch import Processes, is_first, launched, sharing
+from nearfar.cli.commands.command import Extra, check_one, load_labeled, save_json
+from nearfar.cli.launch import Processes, is_first, launch, share_evaluation
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from nearfar.evaluation import Comparison, Evaluation
 
-__all__ = [
-    "Seed",
-    "Similarity",
-    "Source",
-    "Ties",
-    "Unit",
-    "chosen",
-    "class_table",
-    "compare",
-    "evaluate",
-    "left_out",
-    "register",
-    "score_table",
-    "verdict",
-    "with_names",
-]
+__all__ = ["compare", "evaluate"]
 
 Source = Annotated[Path, typer.Argument(metavar="VECTORS|RUN", help="A vectors.npz, or a run folder.")]
-Similarity = Annotated[str, typer.Option(help="cosine, dot or euclidean.")]
-Ties = Annotated[str, typer.Option(help="Of equal scores the earlier comes first (place), or a right one (favorable).")]
-Unit = Annotated[str, typer.Option(help="What the intervals draw anew: class (for unseen classes) or query.")]
-Seed = Annotated[int, typer.Option(help="Of the bootstrap and of k-means.")]
+Similarity = Annotated[str, typer.Option(help="Similarity: cosine, dot or euclidean.")]
+Ties = Annotated[str, typer.Option(help="Of equal scores, the first by position (place) or a correct one (favorable).")]
+Unit = Annotated[str, typer.Option(help="Unit of the bootstrap: class (for unseen classes) or query.")]
+Seed = Annotated[int, typer.Option(help="Seed of the bootstrap and of k-means.")]
 
 
 def evaluate(
     vectors: Source,
     more: Extra = None,
-    k: Annotated[
-        list[int] | None, typer.Option("-k", help="Which recall@K; may be given several times. Else 1, 2, 4, 8.")
-    ] = None,
+    k: Annotated[list[int] | None, typer.Option("-k", help="K of recall@K; repeatable. Default: 1, 2, 4, 8.")] = None,
     data_set: Annotated[
-        str | None, typer.Option(help="Take the K customary for cub, cars, sop, inshop, omniglot or glyphs.")
+        str | None, typer.Option(help="Use the K of cub, cars, sop, inshop, omniglot or glyphs.")
     ] = None,
-    gallery: Annotated[
-        Path | None, typer.Option(help="Search these vectors instead of the queries themselves.")
-    ] = None,
+    gallery: Annotated[Path | None, typer.Option(help="Vectors to search instead of the queries themselves.")] = None,
     similarity: Similarity = "cosine",
-    clustering: Annotated[bool, typer.Option("--clustering", help="Add NMI, AMI and F1 (k-means).")] = False,
+    clustering: Annotated[bool, typer.Option("--clustering", help="Also compute NMI, AMI and F1 of k-means.")] = False,
     ties: Ties = "place",
     unit: Unit = "class",
     seed: Seed = 0,
-    json: Annotated[Path | None, typer.Option(help="Write everything to this file, too.")] = None,
+    json: Annotated[Path | None, typer.Option(help="Also write the full result to this JSON file.")] = None,
     processes: Processes = None,
 ) -> None:
-    """Score vectors: recall@K, MAP@R and more, with intervals and the worst classes."""
-    with one_sentence("evaluate"):
-        from nearfar.evaluation import evaluate as judge
-        from nearfar.evaluation.fingerprint import check_same_network
+    """Score vectors: recall@K, MAP@R and others, with confidence intervals and the worst classes."""
+    from nearfar.evaluation import evaluate as judge
+    from nearfar.evaluation.fingerprint import check_same_network
 
-        one_only("VECTORS", vectors, more)
-        if launched(processes):
-            return
-        queries = labeled(vectors)
-        found_in = None if gallery is None else labeled(gallery)
-        if found_in is not None:
-            check_same_network("evaluate", (str(vectors), queries.fingerprint), (str(gallery), found_in.fingerprint))
-            found_in = found_in.in_terms_of(queries)
-        options: dict[str, Any] = {"similarity": similarity, "ties": ties, "unit": unit, "seed": seed}
-        with (
-            sharing("evaluate"),
-            Progress(f"evaluating {len(queries):,} vectors", shown=is_first()) as watch,
-        ):
-            found = judge(
-                queries.x,
-                queries.y,
-                ks=chosen(k, data_set),
-                ref_emb=None if found_in is None else found_in.x,
-                ref_labels=None if found_in is None else found_in.y,
-                clustering=clustering,
-                watch=watch,
-                **options,
-            )
-        if not is_first():
-            return
-        if json is not None:
-            about = {"vectors": str(vectors), "gallery": None if gallery is None else str(gallery), **options}
-            save_json(json, about | with_names(found.to_dict(), queries.class_names()))
-        console = Terminal()
-        console.print(score_table(found, str(vectors)))
-        console.print(class_table(found, queries.class_names()))
-        console.print(left_out(found))
+    check_one("VECTORS", vectors, more)
+    if launch(processes):
+        return
+    queries = load_labeled(vectors)
+    found_in = None if gallery is None else load_labeled(gallery)
+    if found_in is not None:
+        check_same_network("evaluate", (str(vectors), queries.fingerprint), (str(gallery), found_in.fingerprint))
+        found_in = found_in.in_terms_of(queries)
+    options: dict[str, Any] = {"similarity": similarity, "ties": ties, "unit": unit, "seed": seed}
+    with share_evaluation("evaluate"), Progress(f"evaluating {len(queries):,} vectors", shown=is_first()) as watch:
+        found = judge(
+            queries.x,
+            queries.y,
+            ks=choose_ks(k, data_set),
+            ref_emb=None if found_in is None else found_in.x,
+            ref_labels=None if found_in is None else found_in.y,
+            clustering=clustering,
+            watch=watch,
+            **options,
+        )
+    if not is_first():
+        return
+    if json is not None:
+        about = {"vectors": str(vectors), "gallery": None if gallery is None else str(gallery), **options}
+        save_json(json, about | with_names(found.to_dict(), queries.class_names()))
+    console = Terminal()
+    console.print(score_table(found, str(vectors)))
+    console.print(class_table(found, queries.class_names()))
+    console.print(describe_lone(found))
 
 
-def chosen(k: list[int] | None, data_set: str | None) -> tuple[int, ...]:
+def choose_ks(k: list[int] | None, data_set: str | None) -> tuple[int, ...]:
     """The given K, else those of the data set, else the usual ones."""
-    from nearfar.data.ks import KS, USUAL
+    from nearfar.data.benchmarks import KS
+    from nearfar.data.samples import USUAL_KS
 
     if data_set is not None:
         check_choice("evaluate", "--data-set", data_set, KS)
-    return tuple(k or ()) or (USUAL if data_set is None else KS[data_set])
+    return tuple(k or ()) or (USUAL_KS if data_set is None else KS[data_set])
 
 
 def score_table(found: Evaluation, title: str) -> Table:
@@ -150,7 +127,7 @@ def class_table(found: Evaluation, names: dict[int, str]) -> Table:
     return table
 
 
-def left_out(found: Evaluation) -> str:
+def describe_lone(found: Evaluation) -> str:
     """A line about lone queries."""
     if not found.lone:
         return "No lone queries: every query has a right answer."
@@ -163,37 +140,36 @@ def left_out(found: Evaluation) -> str:
 
 def compare(
     a: Annotated[Path, typer.Argument(metavar="A", help="Vectors or a run folder.")],
-    b: Annotated[Path, typer.Argument(metavar="B", help="Vectors or a run folder, of the same samples in order.")],
+    b: Annotated[Path, typer.Argument(metavar="B", help="Vectors or a run folder of the same samples.")],
     score: Annotated[str, typer.Option(help="recall@K, precision_at_1, r_precision, map_at_r or mrr.")] = "recall@1",
     similarity: Similarity = "cosine",
     unit: Unit = "class",
     seed: Seed = 0,
     processes: Processes = None,
 ) -> None:
-    """Say whether B is better than A, worse, or whether the data cannot tell.
+    """Compare two spaces: whether B is better than A, worse, or cannot be told from it.
 
-    A paired bootstrap over classes (or queries): both spaces must hold the same samples in the same order.
+    This is a paired bootstrap over classes (or queries). Both spaces must hold the same samples in the same order.
     """
-    with one_sentence("compare"):
-        from nearfar.evaluation import compare as judge
-        from nearfar.evaluation import evaluate as score_of
+    from nearfar.evaluation import compare as judge
+    from nearfar.evaluation import evaluate as score_of
 
-        if launched(processes):
-            return
-        sides = [labeled(path) for path in (a, b)]
-        names = [side.name for side in sides]
-        if None not in names and names[0] != names[1]:
-            raise ValueError(f"{a} and {b} are not of the same samples in the same order: their names differ.")
-        found = []
-        with sharing("compare"):
-            for path, side in zip((a, b), sides, strict=True):
-                with Progress(f"evaluating {path}", shown=is_first()) as watch:
-                    options: dict[str, Any] = {"similarity": similarity, "resamples": 0, "watch": watch}
-                    found.append(score_of(side.x, side.y, ks=(1,), **options))
-        if not is_first():
-            return
-        options = {"score": score, "unit": unit, "seed": seed}
-        say(verdict(judge(*found, **options), str(a), str(b), found[0].classes))
+    if launch(processes):
+        return
+    sides = [load_labeled(path) for path in (a, b)]
+    names = [side.name for side in sides]
+    if None not in names and names[0] != names[1]:
+        raise ValueError(f"{a} and {b} are not of the same samples in the same order: their names differ.")
+    found = []
+    with share_evaluation("compare"):
+        for path, side in zip((a, b), sides, strict=True):
+            with Progress(f"evaluating {path}", shown=is_first()) as watch:
+                options: dict[str, Any] = {"similarity": similarity, "resamples": 0, "watch": watch}
+                found.append(score_of(side.x, side.y, ks=(1,), **options))
+    if not is_first():
+        return
+    options = {"score": score, "unit": unit, "seed": seed}
+    say(verdict(judge(*found, **options), str(a), str(b), found[0].classes))
 
 
 def verdict(found: Comparison, a: str, b: str, classes: int) -> str:
@@ -207,13 +183,3 @@ def verdict(found: Comparison, a: str, b: str, classes: int) -> str:
     if found.verdict == "cannot tell":
         return f"Cannot tell {b} from {a}: {numbers}."
     return f"{b} is {found.verdict} than {a}: {numbers}."
-
-
-def register(app: typer.Typer) -> None:
-    """Add evaluate, compare, embed, index, search, serve and export to the app."""
-    app.command()(evaluate)
-    app.command()(compare)
-    embedding.register(app)
-    search.register(app)
-    serving.register(app)
-    exporting.register(app)

@@ -1,4 +1,4 @@
-"""`nearfar export`: a network as ONNX, or its weights."""
+"""`nearfar export`: write a network as ONNX, or its weights."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from nearfar._utils.checks import check_choice
 from nearfar._utils.console import say
 from nearfar._utils.files import plain_target
 from nearfar._utils.progress import Progress
+from nearfar.cli.commands.command import check_suffix, parse_numbers
 from nearfar.cli.commands.embedding import Trust
-from nearfar.cli.commands.outputs import check_suffix
-from nearfar.cli.commands.shared import one_sentence
 
-__all__ = ["export", "register", "sides"]
+__all__ = ["export"]
 
 FORMATS = {".onnx": "a graph", ".safetensors": "weights"}
 
@@ -26,50 +25,49 @@ def export(
     ],
     output: Annotated[Path, typer.Option("-o", "--output", help="The file to write.")],
     kind: Annotated[
-        str | None, typer.Option("--format", help="onnx or safetensors; by default as the output's name ends.")
+        str | None, typer.Option("--format", help="Format: onnx or safetensors. Default: by the suffix of the output.")
     ] = None,
     shape: Annotated[
-        str | None, typer.Option(help="Shape of one sample, such as 3,224,224, where the model holds no example.")
+        str | None, typer.Option(help="Shape of a sample, such as 3,224,224, if the model holds no example.")
     ] = None,
     tolerance: Annotated[
-        float, typer.Option(min=0, help="Largest difference allowed, as a share of the largest entry.")
+        float, typer.Option(min=0, help="Largest allowed difference, relative to the largest entry.")
     ] = 1e-4,
-    seed: Annotated[int, typer.Option(help="Of the random batches that are compared.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the random batches that are compared.")] = 0,
     trust_model: Trust = False,
 ) -> None:
     """Write a model as ONNX (.onnx), or its weights (.safetensors).
 
-    ONNX is a graph that runs without us, with a dynamic batch dimension. onnxruntime is run on random batches first: if
-    its vectors differ, no file is written.
+    An ONNX graph runs without nearfar and takes batches of any size. Random batches are first compared in onnxruntime:
+    if the vectors differ, no file is written.
 
-    For a run, mean and deviation become part of the graph, which takes photographs as uint8 in 0..255; size and crop
-    are stored in the metadata, where `nearfar embed` reads them.
+    For a run, standardization is part of the graph, which takes photographs as uint8 in 0..255. Size and crop are in
+    the metadata, where `nearfar embed` reads them.
 
-    As safetensors, weights and all that is needed to build the network again (nearfar.models.load) go into one file.
+    A .safetensors file holds the weights, and what nearfar.models.load needs to build the network again.
     """
-    with one_sentence("export"):
-        import torch
+    import torch
 
-        from nearfar.cli.commands.networks import load_model
-        from nearfar.evaluation import export_onnx
+    from nearfar.cli.commands.networks import load_model
+    from nearfar.evaluation import export_onnx
 
-        plain_target(output)
-        if kind is not None:
-            check_choice("export", "--format", kind, [end.removeprefix(".") for end in FORMATS])
-        check_suffix("--output", output, FORMATS if kind is None else {f".{kind}": FORMATS[f".{kind}"]})
-        if output.suffix == ".safetensors":
-            say(_as_weights(model, output))
-            return
-        network = load_model(model, trust_model=trust_model)
-        if network.module is None:
-            raise ValueError(f"{model} cannot be exported again; name a run folder or a torch.export (.pt2) file.")
-        example = network.example if shape is None else torch.randn(2, *sides(shape))
-        if example is None:
-            raise ValueError(f"{model} holds no example; tell the shape of one sample, such as --shape 3,224,224.")
-        with Progress("exporting and comparing"):
-            options: dict[str, Any] = {"transform": network.transform, "tolerance": tolerance, "seed": seed}
-            written = export_onnx(network.module, example, output, **options)
-        say(str(written))
+    plain_target(output)
+    if kind is not None:
+        check_choice("export", "--format", kind, [end.removeprefix(".") for end in FORMATS])
+    check_suffix("--output", output, FORMATS if kind is None else {f".{kind}": FORMATS[f".{kind}"]})
+    if output.suffix == ".safetensors":
+        say(_as_weights(model, output))
+        return
+    network = load_model(model, trust_model=trust_model)
+    if network.module is None:
+        raise ValueError(f"{model} cannot be exported again; name a run folder or a torch.export (.pt2) file.")
+    example = network.example if shape is None else torch.randn(2, *parse_numbers("--shape", shape))
+    if example is None:
+        raise ValueError(f"{model} holds no example; give the shape of a sample, such as --shape 3,224,224.")
+    with Progress("exporting and comparing"):
+        options: dict[str, Any] = {"transform": network.transform, "tolerance": tolerance, "seed": seed}
+        written = export_onnx(network.module, example, output, **options)
+    say(str(written))
 
 
 def _as_weights(model: Path, output: Path) -> str:
@@ -81,20 +79,3 @@ def _as_weights(model: Path, output: Path) -> str:
     network, count = saved.network, sum(p.numel() for p in saved.model.parameters())
     shape = " x ".join(map(str, network.inputs))
     return f"{output}: {network.name} on {shape}, {saved.model.embedding_dim} dimensions, {count:,} parameters"
-
-
-def sides(shape: str) -> list[int]:
-    """Parse a shape such as "3,224,224".
-
-    >>> sides("3,224,224")
-    [3, 224, 224]
-    """
-    words = shape.split(",")
-    if not all(word.strip().isdigit() and int(word) > 0 for word in words):
-        raise ValueError(f"--shape must be whole numbers from 1 on, such as 3,224,224, but came as {shape!r}.")
-    return [int(word) for word in words]
-
-
-def register(app: typer.Typer) -> None:
-    """Add export to the app."""
-    app.command()(export)

@@ -22,7 +22,7 @@ __all__ = ["SIZE", "Assumed", "Samples", "Transformed", "read_samples", "square"
 
 PICTURES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"})
 SIZE = 224
-"""Pixels a side of pictures, where neither the network's file nor the user says."""
+"""Side of pictures in pixels, if neither the network nor the user defines it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +80,7 @@ class Transformed:
         for row in rows:
             try:
                 content = self.raw.paths[row].read_bytes()
-            except OSError:  # whether that is skipped is decided where the picture is read
+            except OSError:  # reading the picture decides whether it is skipped
                 content = b""
             found.update(f"{len(content)} ".encode() + content)
         return found.hexdigest()
@@ -213,7 +213,7 @@ def _files(folder: Path) -> list[Path]:
     homes = [path for path in entries if path.is_dir()]
     if {home.name for home in homes} == {"train", "test"} and any(path.is_dir() for path in homes[0].iterdir()):
         raise ValueError(
-            f"{folder} holds the folders train and test, which are no classes; name one of them, such as "
+            f"{folder} holds the folders train and test, which are not classes; name one of them, such as "
             f"{folder / 'test'}."
         )
     loose = [path for path in entries if _is_picture(path)]
@@ -221,7 +221,7 @@ def _files(folder: Path) -> list[Path]:
     if loose and inside:
         raise ValueError(
             f"{folder} holds {len(loose)} images of its own ({loose[0].name} is the first) beside {len(inside)} in "
-            "class folders; move them apart, so that it is clear which have a class."
+            "class folders; move one of the two elsewhere."
         )
     if not loose and not inside:
         raise ValueError(f"{folder} holds no images ({', '.join(sorted(PICTURES))}), nor do its folders.")

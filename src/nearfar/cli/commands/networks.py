@@ -79,7 +79,7 @@ def load_model(path: Path, *, trust_model: bool = False) -> Model:
         trust_model: read .pt and .pt2 files, which can run code of their author.
     """
     if path.is_dir():
-        return _run(path)
+        return _load_run(path)
     if not path.is_file():
         raise FileNotFoundError(
             f"there is no model {path}; name a run folder or an .onnx, .safetensors, .pt or .pt2 file."
@@ -100,15 +100,15 @@ def _check_trust(path: Path, trust_model: bool) -> None:
     except (OSError, ValueError, zipfile.BadZipFile):
         held = False
     if not held:
-        raise _unreadable(path, kind)
+        raise _unreadable_error(path, kind)
     if not trust_model:
         raise ValueError(
-            f"{path} is a file of {kind}, {harm}; if you trust whoever wrote it, pass --trust-model "
+            f"{path} is a file of {kind}, {harm}; if you trust its author, pass --trust-model "
             "(an .onnx file and a run folder need no trust)."
         )
 
 
-def _run(folder: Path) -> Model:
+def _load_run(folder: Path) -> Model:
     """The network of a run with its best weights, and its evaluation transform."""
     from nearfar.evaluation.preprocessing import fingerprint_of
     from nearfar.train import open_run
@@ -117,33 +117,33 @@ def _run(folder: Path) -> Model:
     digest = hashlib.sha256((folder / "config.yaml").read_bytes() + best.read_bytes()).hexdigest()
     example = torch.rand(2, *run.shape)
     mark = fingerprint_of(run.model, run.transform)
-    return Model(_careful(folder, run.model), digest, mark, run.model, example, run.transform)
+    return Model(_guard(folder, run.model), digest, mark, run.model, example, run.transform)
 
 
-def _exported(path: Path, digest: str) -> Model:
-    with _reading(path, "torch.export"):
+def _load_exported(path: Path, digest: str) -> Model:
+    with _explain_errors(path, "torch.export"):
         program = torch.export.load(path)
         module: Any = program.module()
-    module.train = module.eval = lambda mode=True: module  # the mode is fixed; torch would raise where it is asked for
+    module.train = module.eval = lambda mode=True: module  # the mode is fixed, and torch raises an error if it is set
     inputs: Any = program.example_inputs  # (positional, by name), or None
     example: Any = inputs[0] if inputs else ()
     fits = example[0] if len(example) == 1 and isinstance(example[0], Tensor) else None
     side = None if fits is None else _side(list(fits.shape))
     mark = fingerprint.of_weights(module)
-    return Model(_careful(path, lambda batch: module(batch)), digest, mark, module, fits, side=side)
+    return Model(_guard(path, lambda batch: module(batch)), digest, mark, module, fits, side=side)
 
 
-def _script(path: Path, digest: str) -> Model:
-    with _reading(path, "TorchScript"):
+def _load_script(path: Path, digest: str) -> Model:
+    with _explain_errors(path, "TorchScript"):
         module = torch.jit.load(str(path), map_location="cpu").eval()  # type: ignore[no-untyped-call]
-    return Model(_careful(path, lambda batch: module(batch)), digest, fingerprint.of_weights(module))
+    return Model(_guard(path, lambda batch: module(batch)), digest, fingerprint.of_weights(module))
 
 
-def _onnx(path: Path, digest: str) -> Model:
+def _load_onnx(path: Path, digest: str) -> Model:
     onnxruntime = need("onnxruntime", "reading .onnx", "onnx")
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
-    with _reading(path, "ONNX"):
+    with _explain_errors(path, "ONNX"):
         session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         feed, out = session.get_inputs()[0], session.get_outputs()[0].name
         about = session.get_modelmeta().custom_metadata_map
@@ -154,16 +154,16 @@ def _onnx(path: Path, digest: str) -> Model:
 
         transform = from_text(str(path), about[TRANSFORM])
     return Model(
-        _careful(path, lambda batch: session.run([out], {feed.name: _converted(batch, kind).numpy()})[0]),
+        _guard(path, lambda batch: session.run([out], {feed.name: _convert(batch, kind).numpy()})[0]),
         digest,
-        fingerprint.checked(str(path), about.get(FINGERPRINT) or digest[: fingerprint.DIGITS]),
+        fingerprint.check_fingerprint(str(path), about.get(FINGERPRINT) or digest[: fingerprint.DIGITS]),
         transform=transform,
         side=_side(feed.shape),
         pixels=kind == torch.uint8,
     )
 
 
-def _converted(batch: Tensor, kind: torch.dtype) -> Tensor:
+def _convert(batch: Tensor, kind: torch.dtype) -> Tensor:
     """Convert a batch to the dtype of a network; values that would be truncated are an error."""
     there = batch.to(kind)
     if not kind.is_floating_point and not torch.equal(there.to(batch.dtype), batch):
@@ -178,23 +178,23 @@ def _side(shape: list[Any]) -> int | None:
     return shape[2] if isinstance(shape[2], int) and shape[2] > 0 else None
 
 
-def _weights(path: Path, digest: str) -> Model:
+def _load_weights(path: Path, digest: str) -> Model:
     """A .safetensors file with the description of its network."""
     from nearfar.evaluation.preprocessing import fingerprint_of
     from nearfar.models.saved import read
 
     saved = read(path)
     mark, example = fingerprint_of(saved.model, saved.transform), torch.rand(2, *saved.network.inputs)
-    return Model(_careful(path, saved.model), digest, mark, saved.model, example, saved.transform)
+    return Model(_guard(path, saved.model), digest, mark, saved.model, example, saved.transform)
 
 
 READERS: dict[str, Callable[[Path, str], Model]] = {
-    ".onnx": _onnx,
-    ".pt": _script,
-    ".pth": _script,
-    ".ts": _script,
-    ".pt2": _exported,
-    ".safetensors": _weights,
+    ".onnx": _load_onnx,
+    ".pt": _load_script,
+    ".pth": _load_script,
+    ".ts": _load_script,
+    ".pt2": _load_exported,
+    ".safetensors": _load_weights,
 }
 _SCRIPT = ("TorchScript", ("constants.pkl",), "whose code can write files when it is run")
 RUNS_CODE = {
@@ -210,7 +210,7 @@ RUNS_CODE = {
 """By suffix: the kind of file, archive members of which one identifies it, and the risk of reading it."""
 
 
-def _unreadable(path: Path, kind: str, cause: str = "") -> ValueError:
+def _unreadable_error(path: Path, kind: str, cause: str = "") -> ValueError:
     return ValueError(
         f"{path} is not a file of {kind} that can be run here{cause}; plain state dicts hold no "
         "model, so export one with export_onnx or torch.export.save."
@@ -218,19 +218,19 @@ def _unreadable(path: Path, kind: str, cause: str = "") -> ValueError:
 
 
 @contextmanager
-def _reading(path: Path, kind: str) -> Iterator[None]:
+def _explain_errors(path: Path, kind: str) -> Iterator[None]:
     """Turn any error of a runtime that reads a file into one sentence; runtimes share no error class."""
     try:
         with quiet():
             yield
     except Exception as error:
-        raise _unreadable(path, kind, f" ({type(error).__name__})") from None
+        raise _unreadable_error(path, kind, f" ({type(error).__name__})") from None
 
 
-def _careful(path: Path, run: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
-    """Wrap a model: an error of one sentence for a batch that does not fit; runtimes share no error class."""
+def _guard(path: Path, run: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
+    """Wrap a model so that a batch that does not fit is an error of one sentence; runtimes share no error class."""
 
-    def careful(batch: Tensor) -> Any:
+    def guarded(batch: Tensor) -> Any:
         try:
             return run(batch)
         except Exception as error:
@@ -239,4 +239,4 @@ def _careful(path: Path, run: Callable[[Tensor], Any]) -> Callable[[Tensor], Any
                 "look at the shape of the samples."
             ) from None
 
-    return careful
+    return guarded

@@ -1,4 +1,4 @@
-"""Photographs as queries: the network that an index holds or that is named, and the vectors it gives."""
+"""Photographs as queries: their vectors, from the network that an index holds or that the user names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from nearfar.cli.commands.inputs import PICTURES, Assumed, Transformed, read_sam
 from nearfar.cli.commands.networks import Model, load_model
 from nearfar.evaluation import DiskIndex, Vectors, embed
 from nearfar.evaluation.fingerprint import check_same_network
-from nearfar.evaluation.preprocessing import Pixels, described
+from nearfar.evaluation.preprocessing import Pixels, describe
 from nearfar.evaluation.vectors import RUN_FILE
 from nearfar.evaluation.vectors_folder import MANIFEST
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from nearfar.data.samples import Transform
     from nearfar.evaluation import Index
 
-__all__ = ["Photographs", "are_photographs", "network_of", "prepared", "told"]
+__all__ = ["Photographs", "are_photographs", "describe_transform", "network_of", "transform_of"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,35 +68,30 @@ def are_photographs(source: Path) -> bool:
     return source.suffix.lower() in PICTURES
 
 
-def network_of(
-    made: Index | DiskIndex, name: Path, model: Path | None, *, trust_model: bool, needed: bool
-) -> Photographs | None:
-    """The network of an index: the one that is named, else the one that the index holds.
+def network_of(made: Index | DiskIndex, name: Path, model: Path | None, *, trust_model: bool) -> Photographs | None:
+    """The network of an index: `model` if it is given, else the one that the index holds; None if it holds none.
 
     Args:
         made: the index.
-        name: what messages call it.
+        name: its name in messages.
         model: a run folder or a model's file, or None.
         trust_model: see `load_model`.
-        needed: whether there must be one.
 
     Raises:
-        ValueError: there is none though it is needed, or it is not the network of the vectors.
+        ValueError: it is not the network of the vectors.
     """
     path = model or (made.network if isinstance(made, DiskIndex) else None)
     if path is None:
-        if needed:
-            raise ValueError(f"{name} holds no network to embed photographs with; name its run or model with --model.")
         return None
     network = load_model(path, trust_model=trust_model)
-    transform = prepared(network, made.preprocessing if isinstance(made, DiskIndex) else None)
+    transform = transform_of(network, made.preprocessing if isinstance(made, DiskIndex) else None)
     mark = network.mark(transform if isinstance(transform, Assumed) else None)
     check_same_network("search", (str(name), made.fingerprint), (str(path), mark))
     return Photographs(network, transform, mark)
 
 
-def prepared(network: Model, noted: dict[str, Any] | None) -> Any:
-    """The transform of a network: its own, else the one that was noted in the index, else the usual one."""
+def transform_of(network: Model, noted: dict[str, Any] | None) -> Any:
+    """The transform of a network: its own, else the one stored in the index, else the default."""
     if network.transform is not None:
         return network.transform
     given = noted or {}
@@ -104,12 +99,12 @@ def prepared(network: Model, noted: dict[str, Any] | None) -> Any:
         return network.assumed(None, imagenet=False)
     size, imagenet, pixels = given.get("size"), given.get("imagenet"), given.get("pixels")
     if type(size) is not int or not 0 < size <= 1 << 14 or type(imagenet) is not bool or type(pixels) is not bool:
-        raise ValueError(f"the index notes a preprocessing that there is not: {str(given)[:80]!r}; make it again.")
+        raise ValueError(f"the index holds an unknown preprocessing: {str(given)[:80]!r}; build it again.")
     return Assumed(size, imagenet, pixels)
 
 
-def told(transform: Callable[..., Any]) -> dict[str, Any]:
-    """A transform in plain values, to be noted in an index."""
+def describe_transform(transform: Callable[..., Any]) -> dict[str, Any]:
+    """A transform in plain values, to be stored in an index."""
     if isinstance(transform, Assumed):
         return {"name": "assumed", **asdict(transform)}
-    return described(transform.transform if isinstance(transform, Pixels) else transform)
+    return describe(transform.transform if isinstance(transform, Pixels) else transform)

@@ -10,65 +10,43 @@ import typer
 from nearfar._utils.checks import check_choice
 from nearfar._utils.console import say
 from nearfar._utils.progress import Progress
-from nearfar.cli.commands.shared import one_sentence
 
-__all__ = ["register", "reproduce"]
+__all__ = ["reproduce"]
 
-STUDIES = ("descent", "isometry", "profs", "dro", "noise", "photographs")
+STUDIES = ("descent", "isometry", "profs", "dro", "noise")
 TRAINED = STUDIES[2:]
 """Studies that train networks, and so take a data set and seeds."""
-PHOTOGRAPHS_ONLY = ("path_flowers", "methods")
 
 
 def reproduce(
     study: Annotated[
         str, typer.Argument(help=f"Which study: {', '.join(STUDIES)}.", autocompletion=lambda: list(STUDIES))
     ],
-    folder: Annotated[
-        Path | None, typer.Option(help="Where figures and numbers go; a stopped study goes on there.")
-    ] = None,
+    folder: Annotated[Path | None, typer.Option(help="Output folder; a stopped study continues there.")] = None,
     data: Annotated[
         str | None,
-        typer.Option(
-            help="profs, dro, noise: glyphs (if not told), omniglot, cub, flowers, cars, sop, inshop or folder; "
-            "photographs: cub (if not told), or other pictures."
-        ),
+        typer.Option(help="profs, dro, noise: glyphs (default), omniglot, cub, flowers, cars, sop, inshop or folder."),
     ] = None,
-    path: Annotated[Path | None, typer.Option(help="Where the data lie.")] = None,
-    path_flowers: Annotated[Path | None, typer.Option(help="photographs: where Oxford Flowers-102 lies.")] = None,
-    seeds: Annotated[int | None, typer.Option(help="How many; 3 if not told, photographs 5.", min=1)] = None,
-    steps: Annotated[int | None, typer.Option(help="Batches a run, in place of the study's own number.", min=1)] = None,
-    jobs: Annotated[int, typer.Option(help="Runs side by side.", min=1)] = 1,
-    seconds: Annotated[float | None, typer.Option(help="Begin no run after so many; call again to go on.")] = None,
-    precision: Annotated[
-        str | None, typer.Option(help="float32, bf16, fp16 or float64; if not told, as suits.")
-    ] = None,
-    weights: Annotated[Path | None, typer.Option(help="A file of weights for the network's trunk.")] = None,
-    methods: Annotated[
-        list[str] | None, typer.Option("--method", help="photographs: a method, may be repeated; all if not told.")
-    ] = None,
+    path: Annotated[Path | None, typer.Option(help="Folder of the data.")] = None,
+    seeds: Annotated[int | None, typer.Option(help="Number of seeds. Default: 3.", min=1)] = None,
+    steps: Annotated[int | None, typer.Option(help="Training steps in a run. Default: by study.", min=1)] = None,
+    jobs: Annotated[int, typer.Option(help="Number of concurrent runs.", min=1)] = 1,
+    seconds: Annotated[float | None, typer.Option(help="Time limit; run again to continue.")] = None,
+    precision: Annotated[str | None, typer.Option(help="float32, bf16, fp16 or float64. Default: by device.")] = None,
+    weights: Annotated[Path | None, typer.Option(help="File with weights of the network's trunk.")] = None,
     quick: Annotated[bool, typer.Option(help="Fewer repetitions, for a first look.")] = False,
 ) -> None:
     """Reproduce a paper's figures and check its claims."""
-    with one_sentence("reproduce"):
-        from importlib import import_module
+    from importlib import import_module
 
-        check_choice("reproduce", "study", study, STUDIES)
-        target = folder or Path(f"nearfar-{study}")
-        options: dict[str, Any] = {"quick": quick}
-        if study in TRAINED:
-            told = {"data": data, "seeds": seeds, "path_flowers": path_flowers, "methods": methods or None}
-            options |= {"path": path, "steps": steps, "jobs": jobs, "seconds": seconds}
-            options |= {"precision": precision, "weights": weights}
-            options |= {name: value for name, value in told.items() if value is not None}
-            foreign = [name for name in PHOTOGRAPHS_ONLY if name in options and study != "photographs"]
-            if foreign:
-                raise ValueError(f"reproduce: {study} takes no {foreign[0]}, which is for photographs; leave it out.")
-        with Progress(f"study {study}", shown=study not in TRAINED):  # those that train have a bar of their own
-            import_module(f"nearfar.studies.{study}").reproduce(target, **options)
-        say(f"figures and numbers: {target}")
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command()(reproduce)
+    check_choice("reproduce", "study", study, STUDIES)
+    target = folder or Path(f"nearfar-{study}")
+    options: dict[str, Any] = {"quick": quick}
+    if study in TRAINED:
+        told = {"data": data, "seeds": seeds}
+        options |= {"path": path, "steps": steps, "jobs": jobs, "seconds": seconds}
+        options |= {"precision": precision, "weights": weights}
+        options |= {name: value for name, value in told.items() if value is not None}
+    with Progress(f"study {study}", shown=study not in TRAINED):  # those that train have a bar of their own
+        import_module(f"nearfar.studies.{study}").reproduce(target, **options)
+    say(f"figures and numbers: {target}")

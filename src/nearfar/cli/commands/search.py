@@ -1,4 +1,4 @@
-"""`nearfar index` and `search`: from vectors to an index, from photographs and vectors to neighbors."""
+"""`nearfar index` and `nearfar search`: build an index of vectors, and search it."""
 
 from __future__ import annotations
 
@@ -11,28 +11,25 @@ import typer
 from nearfar._utils.console import Terminal, say
 from nearfar._utils.files import plain_target
 from nearfar._utils.progress import Progress
+from nearfar.cli.commands.command import check_suffix, save_json
 from nearfar.cli.commands.embedding import Trust
-from nearfar.cli.commands.outputs import check_suffix
-from nearfar.cli.commands.shared import one_sentence, save_json
 
 if TYPE_CHECKING:
     from nearfar.evaluation import DiskIndex, Index, Neighbors, Vectors
 
-__all__ = ["Images", "IndexPath", "Network", "index", "records", "register", "search", "show"]
+__all__ = ["Images", "IndexPath", "Network", "index", "search"]
 
 SHOWN = 10
 """Queries whose neighbors are printed."""
 JUDGED = 1000
 """Queries on which an index in one file is measured at most."""
 
-IndexPath = Annotated[Path, typer.Argument(metavar="INDEX", help="Made by `nearfar index`: a file or a folder.")]
+IndexPath = Annotated[Path, typer.Argument(metavar="INDEX", help="File or folder made by `nearfar index`.")]
 Network = Annotated[
     Path | None,
-    typer.Option("--model", metavar="RUN|MODEL", help="The network of the vectors, where the index holds none."),
+    typer.Option("--model", metavar="RUN|MODEL", help="The network of the vectors, if the index holds none."),
 ]
-Images = Annotated[
-    Path | None, typer.Option(help="Folder in which the names of the vectors are files, for pictures of the answers.")
-]
+Images = Annotated[Path | None, typer.Option(help="Folder with the pictures that the vectors are named after.")]
 
 
 def index(
@@ -42,80 +39,59 @@ def index(
     output: Annotated[
         Path,
         typer.Option(
-            "-o", "--output", help="A file (.npz), searched in memory; or a folder (.index, or no suffix), on disk."
+            "-o", "--output", help="A file (.npz) to search in memory, or a folder (.index or no suffix) on disk."
         ),
     ],
-    kind: Annotated[
-        str, typer.Option(help="exact; or approximate, by faiss: ivf, hnsw, and ivfpq (a folder only).")
-    ] = "exact",
-    similarity: Annotated[str, typer.Option(help="cosine, dot or euclidean.")] = "cosine",
-    cells: Annotated[int | None, typer.Option(min=1, help="ivf, ivfpq: how many cells.")] = None,
-    probes: Annotated[int | None, typer.Option(min=1, help="ivf in a file: how many of them a query looks at.")] = None,
+    kind: Annotated[str, typer.Option(help="exact, or by faiss: ivf, hnsw, ivfpq (folders only).")] = "exact",
+    similarity: Annotated[str, typer.Option(help="Similarity: cosine, dot or euclidean.")] = "cosine",
+    cells: Annotated[int | None, typer.Option(min=1, help="ivf, ivfpq: number of cells.")] = None,
+    probes: Annotated[int | None, typer.Option(min=1, help="ivf in a file: number of cells to search.")] = None,
     code_bytes: Annotated[
-        int | None, typer.Option(min=1, help="ivfpq: codes a vector, a divisor of its width.")
+        int | None, typer.Option(min=1, help="ivfpq: bytes per vector, a divisor of its width.")
     ] = None,
     rerank: Annotated[
-        int, typer.Option(min=0, help="ivfpq: candidates per result that the vectors themselves rank again; 0: none.")
+        int, typer.Option(min=0, help="ivfpq: candidates per result to rank again by their vectors; 0 for none.")
     ] = 8,
-    recall: Annotated[
-        float, typer.Option(help="A folder: the measured recall@10 for which the effort of a search is chosen.")
-    ] = 0.95,
-    chunk: Annotated[int | None, typer.Option(min=1, help="A folder: vectors of a part (hnsw: of a graph).")] = None,
+    recall: Annotated[float, typer.Option(help="Folder: the measured recall@10 that a search should reach.")] = 0.95,
+    chunk: Annotated[int | None, typer.Option(min=1, help="Folder: vectors in a part (hnsw: in a graph).")] = None,
     threads: Annotated[
-        int, typer.Option(min=1, help="hnsw in a folder: threads; more than one make a graph that timing decides.")
+        int, typer.Option(min=1, help="hnsw in a folder: number of threads; more than one give varying graphs.")
     ] = 1,
     model: Annotated[
         Path | None,
-        typer.Option(metavar="RUN|MODEL", help="A folder: keep this network in it, for searches by photograph."),
+        typer.Option(metavar="RUN|MODEL", help="Folder: a network to store in it, for searches by photograph."),
     ] = None,
-    size: Annotated[
-        int | None, typer.Option(min=1, help="As of `nearfar embed`, where the model does not say.")
-    ] = None,
-    imagenet: Annotated[bool, typer.Option("--imagenet", help="As of `nearfar embed`.")] = False,
+    size: Annotated[int | None, typer.Option(min=1, help="As in `nearfar embed`.")] = None,
+    imagenet: Annotated[bool, typer.Option("--imagenet", help="As in `nearfar embed`.")] = False,
 ) -> None:
-    """Make an index of vectors, for `nearfar search` and `serve`.
+    """Build an index of vectors for `nearfar search` and `nearfar serve`.
 
-    A folder is built in chunks: after a kill the same command goes on where it stood.
+    A folder is built in chunks. After an interruption, run the same command again to continue.
     """
-    with one_sentence("index"):
-        from nearfar.evaluation import Vectors
+    from nearfar.evaluation import Vectors
 
-        check_suffix("--output", output, {".npz": "a file", ".index": "a folder", "": "a folder"})
-        made: Index | DiskIndex
-        if output.suffix == ".npz":
-            _check_file_options(kind, model)
-            made = _in_a_file(output, Vectors.load(vectors), kind, similarity, cells, probes)
-        else:
-            if probes is not None:
-                raise ValueError("--probes is of an index in a file; a folder chooses them by --recall.")
-            options: dict[str, Any] = {
-                "cells": cells,
-                "code_bytes": code_bytes,
-                "rerank": rerank,
-                "recall": recall,
-                "chunk": chunk,
-            }
-            options |= {"kind": kind, "similarity": similarity, "threads": threads}
-            made = _in_a_folder(output, Vectors.load(vectors), model, size, imagenet, options)
-        say(f"{output}: {made!r}")
-        if said := _recall(made):
-            say(said)
+    check_suffix("--output", output, {".npz": "a file", ".index": "a folder", "": "a folder"})
+    made: Index | DiskIndex
+    options: dict[str, Any] = {"kind": kind, "similarity": similarity, "cells": cells}
+    if output.suffix == ".npz":
+        if kind == "ivfpq" or model is not None:
+            what = "ivfpq" if kind == "ivfpq" else "--model"
+            raise ValueError(f"{what} needs a folder: name an output that does not end in .npz.")
+        made = _in_a_file(output, Vectors.load(vectors), options | {"probes": probes})
+    else:
+        if probes is not None:
+            raise ValueError("--probes is for an index in a file; set --recall for a folder.")
+        options |= {"code_bytes": code_bytes, "rerank": rerank, "recall": recall, "chunk": chunk, "threads": threads}
+        made = _in_a_folder(output, Vectors.load(vectors), model, size, imagenet, options)
+    say(f"{output}: {made!r}")
+    if said := _recall(made):
+        say(said)
 
 
-def _check_file_options(kind: str, model: Path | None) -> None:
-    if kind == "ivfpq":
-        raise ValueError("ivfpq needs a folder: name an output that does not end in .npz.")
-    if model is not None:
-        raise ValueError("--model is kept in a folder: name an output that does not end in .npz.")
-
-
-def _in_a_file(
-    output: Path, found: Vectors, kind: str, similarity: str, cells: int | None, probes: int | None
-) -> Index:
+def _in_a_file(output: Path, found: Vectors, options: dict[str, Any]) -> Index:
     from nearfar.evaluation import Index
 
     plain_target(output)
-    options: dict[str, Any] = {"similarity": similarity, "kind": kind, "cells": cells, "probes": probes}
     with Progress(f"indexing {len(found):,} vectors"):
         made = Index(found, **options)
         made.save(output)
@@ -129,14 +105,14 @@ def _in_a_folder(
 
     if model is None:
         if size is not None or imagenet:
-            raise ValueError("--size and --imagenet are of --model; name it, or leave them out.")
+            raise ValueError("--size and --imagenet need --model; name it, or leave them out.")
         return build_index(output, found, progress=True, **options)
     from nearfar.cli.commands.networks import load_model
-    from nearfar.cli.commands.photographs import told
+    from nearfar.cli.commands.photographs import describe_transform
     from nearfar.evaluation.fingerprint import check_same_network
 
     if not model.is_dir() and model.suffix not in (".onnx", ".safetensors"):
-        raise ValueError(f"an index keeps a run's network, an .onnx or a .safetensors file, and {model} is none.")
+        raise ValueError(f"--model must be a run folder, an .onnx or a .safetensors file, not {model}.")
     network = load_model(model)
     assumed = network.assumed(size, imagenet)
     mark = network.mark(assumed)
@@ -145,7 +121,7 @@ def _in_a_folder(
         from dataclasses import replace
 
         found = replace(found, fingerprint=mark)
-    kept = told(network.transform or assumed)
+    kept = describe_transform(network.transform or assumed)
     with tempfile.TemporaryDirectory() as aside:
         file = model
         if model.is_dir():
@@ -178,47 +154,48 @@ def search(
             metavar="QUERIES", help="A photograph, a folder of them, a vectors.npz, a folder of vectors, or a run."
         ),
     ],
-    k: Annotated[int, typer.Option("-k", min=1, help="How many neighbors.")] = 10,
-    json: Annotated[Path | None, typer.Option(help="Write all neighbors to this file.")] = None,
-    page: Annotated[Path | None, typer.Option(help="Write all neighbors to this page, with pictures.")] = None,
+    k: Annotated[int, typer.Option("-k", min=1, help="Number of neighbors.")] = 10,
+    json: Annotated[Path | None, typer.Option(help="Write all neighbors to this JSON file.")] = None,
+    page: Annotated[Path | None, typer.Option(help="Write all neighbors to this HTML page, with pictures.")] = None,
     images: Images = None,
     model: Network = None,
     trust_model: Trust = False,
 ) -> None:
-    """Find the nearest vectors of an index, for photographs or for vectors.
+    """Search an index for the neighbors of photographs or vectors.
 
-    Of an approximate index it also prints which share of the exact neighbors it finds.
+    For an approximate index, the share of the exact neighbors that it finds is printed too.
     """
-    with one_sentence("search"):
-        from nearfar.evaluation import DiskIndex, open_index
+    from nearfar.evaluation import DiskIndex, open_index
 
-        for target in (json, page):
-            if target is not None:
-                plain_target(target)
-        if page is not None:
-            check_suffix("--page", page, {".html": "a page"})
-        made = open_index(index)
-        asked = _asked(made, index, queries, model, trust_model)
-        with Progress(f"searching {len(made):,} vectors for {len(asked):,} queries"):
-            found = made.search(asked, k)
-        show(made, asked, found)
-        if json is not None:
-            save_json(json, records(made, asked, found))
-        if page is not None:
-            _write_page(page, made, asked, found, index, queries, images)
-        if isinstance(made, DiskIndex):
-            if said := _recall(made):
-                say(said)
-        elif made.kind != "exact":
-            few = asked.x[:JUDGED]
-            with Progress("measuring the recall against exact search"):
-                recall = made.measured_recall(few, k)
-            say(f"Measured recall@{k} of {made.kind} against exact search: {100 * recall:.1f}% ({len(few):,} queries).")
+    for target in (json, page):
+        if target is not None:
+            plain_target(target)
+    if page is not None:
+        check_suffix("--page", page, {".html": "a page"})
+    made = open_index(index)
+    asked = _read_queries(made, index, queries, model, trust_model)
+    with Progress(f"searching {len(made):,} vectors for {len(asked):,} queries"):
+        found = made.search(asked, k)
+    show(made, asked, found)
+    if json is not None:
+        save_json(json, records(made, asked, found))
+    if page is not None:
+        _write_page(page, made, asked, found, index, queries, images)
+    if isinstance(made, DiskIndex):
+        if said := _recall(made):
+            say(said)
+    elif made.kind != "exact":
+        few = asked.x[:JUDGED]
+        with Progress("measuring the recall against exact search"):
+            recall = made.measured_recall(few, k)
+        say(f"Measured recall@{k} of {made.kind} against exact search: {100 * recall:.1f}% ({len(few):,} queries).")
 
 
-def _asked(made: Index | DiskIndex, index: Path, queries: Path, model: Path | None, trust_model: bool) -> Vectors:
+def _read_queries(
+    made: Index | DiskIndex, index: Path, queries: Path, model: Path | None, trust_model: bool
+) -> Vectors:
     """The queries as vectors; photographs pass through the network of the index."""
-    from nearfar.cli.commands.embedding import advised
+    from nearfar.cli.commands.embedding import rephrase_errors
     from nearfar.cli.commands.photographs import are_photographs, network_of
     from nearfar.evaluation import Vectors
 
@@ -228,10 +205,10 @@ def _asked(made: Index | DiskIndex, index: Path, queries: Path, model: Path | No
         return Vectors.load(queries)
     if not queries.exists():
         raise FileNotFoundError(f"there is no photograph {queries}.")
-    network = network_of(made, index, model, trust_model=trust_model, needed=True)
+    network = network_of(made, index, model, trust_model=trust_model)
     if network is None:
-        raise ValueError(f"{index} holds no network.")
-    with advised():
+        raise ValueError(f"{index} holds no network to embed photographs with; name its run or model with --model.")
+    with rephrase_errors():
         return network.vectors(queries)
 
 
@@ -247,15 +224,15 @@ def _write_page(
     """Write the gallery."""
     from nearfar.report.pictures import as_picture
     from nearfar.serve import Found, Searcher, Thumbnails, write_gallery
-    from nearfar.serve.thumbnails import encoded, uri
+    from nearfar.serve.pictures import data_uri, encode
 
     shown, home = Thumbnails(made, images), queries if queries.is_dir() else queries.parent
 
     def of_query(row: int, name: str) -> str | None:
         if asked.images is not None:
-            return uri(encoded(as_picture(asked.images[row])))
+            return data_uri(encode(as_picture(asked.images[row])))
         try:
-            return uri(encoded(as_picture(home / name)))
+            return data_uri(encode(as_picture(home / name)))
         except OSError:
             return None
 
@@ -264,7 +241,7 @@ def _write_page(
     every = [Found(name, of_query(row, name), answers[row]) for row, name in enumerate(names)]
     about = f"{len(asked):,} {'query' if len(asked) == 1 else 'queries'}, nearest of {len(made):,} vectors by "
     write_gallery(
-        page, f"{queries.name} in {index.name}", f"{about}{made.similarity}.", every, lambda r: uri(shown.get(r))
+        page, f"{queries.name} in {index.name}", f"{about}{made.similarity}.", every, lambda r: data_uri(shown.get(r))
     )
     pictured = any(shown.get(answer.row) for each in answers for answer in each)
     hint = "" if pictured else " (without pictures: nearfar embed --thumbnails 96, or --images FOLDER, brings them)"
@@ -301,9 +278,3 @@ def records(made: Index | DiskIndex, asked: Vectors, found: Neighbors) -> list[d
         ]
         every.append({"query": str(query) if asked.name is None else asked.name[query], "neighbors": near})
     return every
-
-
-def register(app: typer.Typer) -> None:
-    """Add index and search to the app."""
-    for command in (index, search):
-        app.command()(command)

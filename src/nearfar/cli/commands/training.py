@@ -1,4 +1,4 @@
-"""`nearfar train`, `config`, `demo` and `recommend`: from a configuration to a run folder."""
+"""`nearfar train`, `config`, `demo` and `recommend`."""
 
 from __future__ import annotations
 
@@ -13,31 +13,29 @@ from nearfar._utils.checks import nearest
 from nearfar._utils.console import say
 from nearfar._utils.extras import need
 from nearfar._utils.progress import Progress
+from nearfar.cli.commands.command import check_apart
 from nearfar.cli.commands.completion import complete
-from nearfar.cli.commands.outputs import check_apart
-from nearfar.cli.commands.shared import one_sentence
-from nearfar.cli.launch import Processes, Restarts, is_first, launched, restarts
+from nearfar.cli.launch import Processes, Restarts, is_first, launch, restarts
 from nearfar.runs.config import SECTIONS
 
 if TYPE_CHECKING:
     from nearfar.train import Config
 
-__all__ = ["Folder", "Words", "config", "demo", "read_words", "recommend", "register", "train"]
+__all__ = ["Folder", "Words", "config", "demo", "read_words", "recommend", "train"]
 
 Words = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[CONFIG] [--section.key VALUE]... [--section '{key: VALUE}']...",
-        help="A YAML file such as `nearfar config` prints (without one: the defaults), and keys to change.",
+        help="A YAML file as printed by `nearfar config` (default: what suits the data), and keys to change.",
         show_default=False,
         autocompletion=complete,
     ),
 ]
 Folder = Annotated[
-    Path | None,
-    typer.Option("--run", "--run-folder", help="The folder of the run; a new one under runs/ where none is named."),
+    Path | None, typer.Option("--run", "--run-folder", help="Folder of the run. Default: a new folder in runs/.")
 ]
-"""Two names: torchrun takes --run for an abbreviation of an option of its own."""
+"""Two names, because torchrun takes --run for an abbreviation of one of its own options."""
 OPTIONS = (
     "--run",
     "--run-folder",
@@ -58,68 +56,61 @@ def train(
     run: Folder = None,
     resume: Annotated[
         bool,
-        typer.Option(
-            "--resume", help="Go on after the run's last checkpoint, or from the start where there is none yet."
-        ),
+        typer.Option("--resume", help="Continue the run from its last checkpoint, or from the start if it has none."),
     ] = False,
     protocol: Annotated[
-        str | None, typer.Option(help="validation (choose by held-out classes) or paper (best test score).")
+        str | None, typer.Option(help="Choose weights by validation (held-out classes) or paper (best test score).")
     ] = None,
     dry: Annotated[
-        bool,
-        typer.Option(
-            "--dry-run",
-            help="Go up to the first step and say what it would take: data, batch, steps, memory, time; train nothing.",
-        ),
+        bool, typer.Option("--dry-run", help="Measure two steps and print data, batch, memory and time; train nothing.")
     ] = False,
     apply_remedy: Annotated[
         Path | None,
-        typer.Option(metavar="RUN", help="Train that run anew, changed as the doctor says; flags change it further."),
+        typer.Option(metavar="RUN", help="Train this run again with the doctor's remedy; flags change more keys."),
     ] = None,
     processes: Processes = None,
     again: Restarts = 0,
 ) -> None:
-    """Train a network as a configuration says; any key can be set by a flag, such as --training.steps 500.
+    """Train a network by a configuration. Flags set its keys, such as --training.steps 500.
 
     Several processes: --processes N. Several machines: torchrun ... -m nearfar train CONFIG --run-folder FOLDER.
     """
-    with one_sentence("train"):
-        from nearfar.train import fit
-        from nearfar.train.folder import begun
+    from nearfar.train import fit
+    from nearfar.train.folder import can_resume
 
-        if dry and processes is not None:
-            raise ValueError("--dry-run looks at a run in one process, but --processes came; leave one out.")
-        if _launched(processes, again, run):
-            return
-        config, flags = read_words(words or ())
-        if restarts() and run is not None and begun(run):  # by the launcher, after a process died
-            config, flags, resume, protocol, apply_remedy = None, [], True, None, None
-        if protocol is not None:
-            flags.append(("training.protocol", protocol))
-        if dry and resume:
-            raise ValueError("--dry-run looks at a run before it begins, but --resume came; leave one out.")
-        chosen = _chosen(run, config, flags, resume, apply_remedy)
-        if run is not None and chosen.data.path is not None:
-            check_apart({"--run": run}, [Path(chosen.data.path)])
-        if dry:
-            _say_dry(chosen, run)
-            return
-        found = fit(chosen, run, resume=resume)
-        if is_first():
-            say(f"run: {found.folder}")
+    if dry and processes is not None:
+        raise ValueError("--dry-run uses one process, but --processes came; leave one out.")
+    if _launch(processes, again, run):
+        return
+    config, flags = read_words(words or ())
+    if restarts() and run is not None and can_resume(run):  # restarted by the launcher after a process died
+        config, flags, resume, protocol, apply_remedy = None, [], True, None, None
+    if protocol is not None:
+        flags.append(("training.protocol", protocol))
+    if dry and resume:
+        raise ValueError("--dry-run is for a new run, but --resume came; leave one out.")
+    chosen = _choose_config(run, config, flags, resume, apply_remedy)
+    if run is not None and chosen.data.path is not None:
+        check_apart({"--run": run}, [Path(chosen.data.path)])
+    if dry:
+        _say_dry(chosen, run)
+        return
+    found = fit(chosen, run, resume=resume)
+    if is_first():
+        say(f"run: {found.folder}")
 
 
-def _launched(processes: int | None, again: int, run: Path | None) -> bool:
-    """Train in processes of their own, if asked for; those that may begin again need one folder, made here."""
+def _launch(processes: int | None, again: int, run: Path | None) -> bool:
+    """Train in several processes, if asked to; if they may be restarted, create the folder that they share."""
     if processes is not None and (processes > 1 or again):
         need("accelerate", "train: --processes", "processes", instead="leave it out")
     if not again or processes is None or run is not None:
-        return launched(processes, again)
+        return launch(processes, again)
     from nearfar.train.folder import new_folder
 
     folder = new_folder()
     try:
-        return launched(processes, again, ["--run", str(folder)])
+        return launch(processes, again, ["--run", str(folder)])
     finally:
         with suppress(OSError):  # not empty: the run began
             folder.rmdir()
@@ -138,7 +129,7 @@ def _say_dry(config: Config, run: Path | None) -> None:
         say("nothing was trained; leave --dry-run out to begin")
 
 
-def _chosen(
+def _choose_config(
     run: Path | None, config: Path | None, flags: Sequence[tuple[str, str]], resume: bool, ill: Path | None
 ) -> Config:
     """The configuration to train: from a file, of the run to resume, or of an unhealthy run with its remedy."""
@@ -148,30 +139,30 @@ def _chosen(
         if resume or config is not None:
             what = "--resume" if resume else str(config)
             raise ValueError(f"--apply-remedy takes the configuration of {ill}, but {what} came; leave one out.")
-        return _cured(ill, flags)
+        return _apply_remedy(ill, flags)
     if config is None and not resume:
-        return _usual(flags)
+        return _default_config(flags)
     return load(_config_to_resume(run, config, flags) if resume else config, flags)
 
 
-def _usual(flags: Sequence[tuple[str, str]]) -> Config:
-    """What suits the data, where no file was named."""
-    from nearfar.train.recipe import usual
+def _default_config(flags: Sequence[tuple[str, str]]) -> Config:
+    """The configuration that suits the data, if no file is named."""
+    from nearfar.train.recipe import default_config
 
-    found, words = usual(flags)
+    found, words = default_config(flags)
     if words and is_first():
         say(words)
     return found
 
 
-def _cured(ill: Path, flags: Sequence[tuple[str, str]]) -> Config:
+def _apply_remedy(ill: Path, flags: Sequence[tuple[str, str]]) -> Config:
     """The configuration of an unhealthy run, changed by the remedy of its worst finding, and then by flags."""
     from nearfar.doctor import prescribe
-    from nearfar.runs.config import changed
+    from nearfar.runs.config import apply_flags
 
     remedy = prescribe(ill)
     say(f"doctor: {ill}: {remedy.text()} It is trained from the start.")
-    return changed(remedy.config, flags)
+    return apply_flags(remedy.config, flags)
 
 
 def _config_to_resume(run: Path | None, config: Path | None, flags: Sequence[tuple[str, str]]) -> Path:
@@ -191,7 +182,7 @@ def _config_to_resume(run: Path | None, config: Path | None, flags: Sequence[tup
     return run / "config.yaml"
 
 
-def read_words(words: Sequence[str]) -> tuple[Path | None, list[tuple[str, str]]]:
+def read_words(words: Sequence[str], options: Sequence[str] = OPTIONS) -> tuple[Path | None, list[tuple[str, str]]]:
     """Parse the file of the configuration, if any, and flags: ("loss.k", "160") from --loss.k 160 or --loss.k=160."""
     config: Path | None = None
     found, rest = [], list(words)
@@ -201,7 +192,7 @@ def read_words(words: Sequence[str]) -> tuple[Path | None, list[tuple[str, str]]
             config = Path(name + equals + value)
             continue
         if not name.startswith("--") or ("." not in name and name.removeprefix("--") not in SECTIONS):
-            known = [*OPTIONS, *(f"--{section}" for section in SECTIONS)]
+            known = [*options, *(f"--{section}" for section in SECTIONS)]
             raise ValueError(f"there is no option {name}; {nearest(name, known)} Keys are set by --section.key value.")
         if not equals:
             if not rest:
@@ -212,83 +203,71 @@ def read_words(words: Sequence[str]) -> tuple[Path | None, list[tuple[str, str]]
 
 
 def config(words: Words = None) -> None:
-    """Print a full configuration with comments: a file completed by defaults, or what suits the data; flags change it.
+    """Print a complete configuration with comments. Flags set its keys.
 
-    Without a file and flags: the defaults. For photographs: nearfar config --data.name folder --data.path FOLDER.
+    A file is completed by defaults. Without a file: what suits the data, such as --data.path FOLDER, or the defaults.
     """
-    with one_sentence("config"):
-        from nearfar.runs.parts import check
-        from nearfar.train import load, to_yaml
-        from nearfar.train.recipe import usual
+    from nearfar.runs.parts import check
+    from nearfar.train import load, to_yaml
+    from nearfar.train.recipe import default_config
 
-        path, flags = read_words(words or ())
-        chosen = load(path, flags)
-        if path is None:
-            with suppress(FileNotFoundError):  # the data lie elsewhere
-                chosen = usual(flags)[0]
-        check(chosen)
-        say(to_yaml(chosen), end="")
+    path, flags = read_words(words or ())
+    chosen = load(path, flags)
+    if path is None:
+        with suppress(FileNotFoundError):  # the data are not on this machine
+            chosen = default_config(flags)[0]
+    check(chosen)
+    say(to_yaml(chosen), end="")
 
 
 def demo(
-    folder: Annotated[Path, typer.Option(help="Where the run goes.")] = Path("nearfar-demo"),
-    steps: Annotated[int | None, typer.Option(help="How many batches; fewer are faster and worse.", min=1)] = None,
-    seed: Annotated[int, typer.Option(help="Of weights, batches and augmentation.", min=0)] = 0,
+    folder: Annotated[Path, typer.Option(help="Folder of the run.")] = Path("nearfar-demo"),
+    steps: Annotated[int | None, typer.Option(help="Number of training steps.", min=1)] = None,
+    seed: Annotated[int, typer.Option(help="Seed of weights, batches and augmentation.", min=0)] = 0,
     quick: Annotated[
-        bool, typer.Option("--quick", help="A few steps on a few characters, in seconds: does everything work?")
+        bool, typer.Option("--quick", help="A few steps, to check in seconds that everything works.")
     ] = False,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace the files of a run that the folder holds; others stay.")
+        bool, typer.Option("--overwrite", help="Replace the files of an earlier run in the folder; other files stay.")
     ] = False,
 ) -> None:
-    """Train a small network to retrieve characters of unseen scripts, and write a report; nothing is downloaded."""
-    with one_sentence("demo"):
-        from nearfar.cli.demo import run
+    """Train a small network to retrieve characters of unseen scripts, and write a report. Nothing is downloaded."""
+    from nearfar.cli.demo import run
 
-        run(folder, steps=steps, seed=seed, quick=quick, overwrite=overwrite)
+    run(folder, steps=steps, seed=seed, quick=quick, overwrite=overwrite)
 
 
 def recommend(
-    name: Annotated[str, typer.Argument(metavar="DATA", help="A data set's name, such as folder, manifest or cub.")],
-    path: Annotated[Path | None, typer.Option(help="Where it lies.")] = None,
+    name: Annotated[str, typer.Argument(metavar="DATA", help="Name of the data set, such as folder, manifest or cub.")],
+    path: Annotated[Path | None, typer.Option(help="Path of the data.")] = None,
     batch_size: Annotated[
-        int | None,
-        typer.Option(help="Samples that the network can take at once; by default 128, of photographs 80.", min=4),
+        int | None, typer.Option(help="Largest batch that fits the network. Default: 128, for photographs 80.", min=4)
     ] = None,
-    memory: Annotated[float, typer.Option(help="Gigabytes that the loss may use.")] = 8.0,
+    memory: Annotated[float, typer.Option(help="Memory that the loss may use, in gigabytes.")] = 8.0,
 ) -> None:
-    """Recommend loss, sampler and batch for a data set, with reasons and the measured result behind them."""
-    with one_sentence("recommend"):
-        import yaml
+    """Recommend loss, sampler and batch for a data set, with reasons and measured results."""
+    import yaml
 
-        from nearfar.cli.recommend import recommend as propose
-        from nearfar.data import open_data
-        from nearfar.data.splits import classes_apart
-        from nearfar.train.recipe import are_photographs, recipe
+    from nearfar.cli.recommend import recommend as propose
+    from nearfar.data import open_data
+    from nearfar.data.splits import classes_apart
+    from nearfar.train.recipe import are_photographs, recipe
 
-        data = open_data(name, path)
-        apart, photographs = classes_apart(data.train, data.test), are_photographs(data)
-        tree = recipe(data.train) if photographs else {"data": {}}
-        found = propose(
-            data.train.labels,
-            batch_size=batch_size or (80 if photographs else 128),
-            memory=memory,
-            validation=tree["data"].get("validation", 0.1),
-            test=apart,
-            photographs=photographs,
-        )
-        for section, keys in found.config.items():
-            named = section in ("loss", "batches")  # another loss has other arguments
-            tree[section] = keys if named else {**tree.get(section, {}), **keys}
-        tree["data"] = {**tree["data"], "name": name, "path": None if path is None else str(path)}
-        for reason in found.reasons:
-            say(f"# {reason}")
-        say(yaml.safe_dump(tree, sort_keys=False, default_flow_style=None), end="")
-
-
-def register(app: typer.Typer) -> None:
-    """Add these commands."""
-    app.command()(recommend)
-    app.command()(demo)
-    app.command(context_settings=KEYS)(train)
-    app.command(context_settings=KEYS)(config)
+    data = open_data(name, path)
+    apart, photographs = classes_apart(data.train, data.test), are_photographs(data)
+    tree = recipe(data.train) if photographs else {"data": {}}
+    found = propose(
+        data.train.labels,
+        batch_size=batch_size or (80 if photographs else 128),
+        memory=memory,
+        validation=tree["data"].get("validation", 0.1),
+        test=apart,
+        photographs=photographs,
+    )
+    for section, keys in found.config.items():
+        named = section in ("loss", "batches")  # another loss has other arguments
+        tree[section] = keys if named else {**tree.get(section, {}), **keys}
+    tree["data"] = {**tree["data"], "name": name, "path": None if path is None else str(path)}
+    for reason in found.reasons:
+        say(f"# {reason}")
+    say(yaml.safe_dump(tree, sort_keys=False, default_flow_style=None), end="")

@@ -1,4 +1,4 @@
-"""`nearfar tune`: search the keys of a configuration, scored on held-out training classes."""
+"""`nearfar tune`: tune keys of a configuration on held-out training classes."""
 
 from __future__ import annotations
 
@@ -7,14 +7,11 @@ from typing import Annotated, Literal, cast
 
 import typer
 
-from nearfar._utils.checks import nearest
 from nearfar._utils.console import say
-from nearfar.cli.commands.outputs import check_apart
-from nearfar.cli.commands.shared import one_sentence
-from nearfar.cli.commands.training import KEYS, Words, read_words
-from nearfar.runs.config import SECTIONS
+from nearfar.cli.commands.command import check_apart
+from nearfar.cli.commands.training import Words, read_words
 
-__all__ = ["register", "tune"]
+__all__ = ["tune"]
 
 OPTIONS = ("--space", "--folder", "--trials", "--jobs", "--score", "--seeds", "--held-out", "--prune", "--seed")
 
@@ -22,53 +19,43 @@ OPTIONS = ("--space", "--folder", "--trials", "--jobs", "--score", "--seeds", "-
 def tune(
     space: Annotated[Path, typer.Option(help="YAML: key -> {low, high, log}, {low, high, step} or {choices: [...]}.")],
     words: Words = None,
-    folder: Annotated[Path, typer.Option(help="Where the results go; a stopped search goes on there.")] = Path(
+    folder: Annotated[Path, typer.Option(help="Output folder; a search that was stopped continues there.")] = Path(
         "nearfar-tune"
     ),
-    trials: Annotated[int, typer.Option(help="Trials of each loss.", min=1)] = 30,
-    jobs: Annotated[int, typer.Option(help="Trials side by side, in processes that share a GPU.", min=1)] = 1,
-    score: Annotated[str, typer.Option(help="recall@1 or map_at_r.")] = "recall@1",
-    seeds: Annotated[int, typer.Option(help="Runs of a trial, whose scores are averaged.", min=1)] = 1,
-    held_out: Annotated[float, typer.Option(help="Share of the training classes that is scored.")] = 0.2,
-    prune: Annotated[str, typer.Option(help="median: stop a trial that is behind the others; none: stop none.")] = (
+    trials: Annotated[int, typer.Option(help="Number of trials of each loss.", min=1)] = 30,
+    jobs: Annotated[int, typer.Option(help="Number of concurrent trials, in processes that share the GPU.", min=1)] = 1,
+    score: Annotated[str, typer.Option(help="Score to maximize: recall@1 or map_at_r.")] = "recall@1",
+    seeds: Annotated[int, typer.Option(help="Number of runs of a trial, whose scores are averaged.", min=1)] = 1,
+    held_out: Annotated[float, typer.Option(help="Share of the training classes that is held out and scored.")] = 0.2,
+    prune: Annotated[str, typer.Option(help="median: stop trials that are behind the others; none: stop no trial.")] = (
         "median"
     ),
-    seed: Annotated[int, typer.Option(help="Of the sampler.", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the sampler.", min=0)] = 0,
 ) -> None:
-    """Search the keys of a configuration with Optuna; trials are scored on held-out training classes alone."""
-    with one_sentence("tune"):
-        for word in words or ():
-            name = word.partition("=")[0]
-            if name.startswith("--") and "." not in name and name.removeprefix("--") not in SECTIONS:
-                raise ValueError(f"there is no option {name}; {nearest(name, OPTIONS)} Keys are set by --section.key.")
-        from nearfar.train import load
-        from nearfar.train.recipe import usual
-        from nearfar.tune import search
+    """Tune keys of a configuration with Optuna. Trials are scored only on held-out training classes."""
+    from nearfar.train import load
+    from nearfar.train.recipe import default_config
+    from nearfar.tune import search
 
-        config, flags = read_words(words or ())
-        chosen = usual(flags)[0] if config is None else load(config, flags)
-        if chosen.data.path is not None:
-            check_apart({"--folder": folder}, [Path(chosen.data.path)])
-        found = search(
-            chosen,
-            space,
-            folder=folder,
-            trials=trials,
-            jobs=jobs,
-            score=score,
-            seeds=seeds,
-            held_out=held_out,
-            prune=cast(Literal["median", "none"], prune),
-            seed=seed,
-        )
-        say(repr(found))
-        if not found.finished:
-            say(f"stopped after {len(found.trials)} trials; run the same command again to go on", error=True)
-            raise SystemExit(130)
-        say(f"page: {folder / 'tune.html'}")
-        say(f"train the best: nearfar train {folder / 'best.yaml'}")
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command(context_settings=KEYS)(tune)
+    config, flags = read_words(words or (), OPTIONS)
+    chosen = default_config(flags)[0] if config is None else load(config, flags)
+    if chosen.data.path is not None:
+        check_apart({"--folder": folder}, [Path(chosen.data.path)])
+    found = search(
+        chosen,
+        space,
+        folder=folder,
+        trials=trials,
+        jobs=jobs,
+        score=score,
+        seeds=seeds,
+        held_out=held_out,
+        prune=cast(Literal["median", "none"], prune),
+        seed=seed,
+    )
+    say(repr(found))
+    if not found.finished:
+        say(f"stopped after {len(found.trials)} trials; run the same command again to continue", error=True)
+        raise SystemExit(130)
+    say(f"page: {folder / 'tune.html'}")
+    say(f"train the best: nearfar train {folder / 'best.yaml'}")

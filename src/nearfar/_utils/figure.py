@@ -1,0 +1,29 @@
+"""A figure of matplotlib that is written to a file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from nearfar._utils.extras import need
+from nearfar._utils.files import atomic_write
+
+__all__ = ["figure_file"]
+
+
+@contextmanager
+def figure_file(
+    file: Path, size: tuple[float, float], rows: int = 1, columns: int = 1, *, dpi: int = 110, **how: Any
+) -> Iterator[Any]:
+    """Axes [rows, columns] of a figure that is written as a PNG when the block ends, completely or not at all."""
+    need("matplotlib", "the figures of a study or a benchmark", "plot")
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=size, layout="constrained")
+    FigureCanvasAgg(figure)
+    yield figure.subplots(rows, columns, squeeze=False, **how)
+    with atomic_write(file) as temporary:
+        figure.savefig(temporary, format="png", dpi=dpi)

@@ -1,0 +1,140 @@
+"""Networks by name: ours, and those of timm and torchvision; and the default network for a shape of inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from nearfar._utils.checks import check_choice
+from nearfar.models.embedder import Embedder, Shape, linear
+from nearfar.models.lite0 import CLASSIFIER, MEAN, SIZE, STD, Lite0, imagenet_file
+from nearfar.models.small import small
+from nearfar.models.timm_torchvision import Backbone, from_timm, from_torchvision
+from nearfar.models.weights import Weights
+
+__all__ = ["LARGE", "NAMES", "OWN", "build", "network_for"]
+
+NAMES = ("small", "linear", "mlp", "lite0", "timm:NAME", "torchvision:NAME")
+LARGE = 64
+"""Pixels a side above which a picture is a photograph: too large for `small`."""
+
+
+def build(
+    name: str,
+    *,
+    embedding_dim: int | None = 128,
+    inputs: Shape | None = None,
+    pool: str = "avg",
+    normalize: bool = True,
+    pretrained: bool = True,
+    weights: str | Path | None = None,
+    hidden: int | None = None,
+    bn_neck: bool = False,
+    flip: bool = False,
+) -> Embedder:
+    """Build a network by name.
+
+    Args:
+        name: "small" (three convolutions for drawings), "linear" and "mlp" (on vectors), "lite0", "timm:NAME" or
+            "torchvision:NAME".
+        embedding_dim: dimension of the embedding; None: that of the trunk's features, by a head that begins as the
+            identity.
+        inputs: the shape of one input, such as (1, 32, 32) for drawings or (1280,) for vectors. Networks for
+            photographs have an input size of their own: `Embedder.size`.
+        pool: "avg", "max", "both" or "gem" (`Embedder`), for networks whose output is a feature map.
+        normalize: scale each embedding to unit length.
+        pretrained: start from ImageNet weights, where the network has any.
+        weights: a file in place of the pretrained weights: the state dict of the network as timm or torchvision publish
+            it (.safetensors, .pth; the classifier is left out), or that of the trunk. Nothing in it is run.
+        hidden: width of a hidden layer in the head; for "mlp" the width of its layer (default 512).
+        bn_neck: put a batch norm after the head.
+        flip: outside training, take the mean of the embeddings of a picture and its mirror image.
+    """
+    kind, _, rest = name.partition(":")
+    file = None if weights is None else Weights.read(Path(weights))
+    pretrained = pretrained and file is None
+    if rest:
+        check_choice("models", "name", kind, OUTSIDE)
+        trunk, size, mean, std = OUTSIDE[kind](rest, pretrained, file)
+    else:
+        check_choice("models", "name", name, (*OWN, *(f"{kind}:NAME" for kind in OUTSIDE)))
+        if name not in OWN:
+            raise ValueError(f"models: {name!r} needs the name of a network in place of NAME, such as timm:resnet50.")
+        trunk, size, mean, std = OWN[name](inputs, pretrained, hidden)
+        if file is not None:
+            file.load_into(trunk, CLASSIFIER)
+    return Embedder(
+        trunk,
+        embedding_dim=embedding_dim,
+        size=size if inputs is None else tuple(inputs),
+        pool=pool,
+        normalize=normalize,
+        hidden=None if name == "mlp" else hidden,
+        bn_neck=bn_neck,
+        flip=flip,
+        mean=mean,
+        std=std,
+    )
+
+
+def network_for(shape: tuple[int, ...]) -> str:
+    """The default network for an input shape: a linear head for vectors, `small` for drawings, lite0 for photographs.
+
+    >>> network_for((7,)), network_for((1, 28, 28)), network_for((3, 224, 224))
+    ('linear', 'small', 'lite0')
+    """
+    if len(shape) == 1:
+        return "linear"
+    if len(shape) == 3 and max(shape[1:]) <= LARGE:
+        return "small"
+    if len(shape) == 3 and shape[0] == 3:
+        return "lite0"
+    raise ValueError(
+        f"train: there is no default network for samples of shape {list(shape)}, which are neither vectors, nor "
+        f"drawings of at most {LARGE} pixels a side, nor color photographs; name one, such as --model.name mlp."
+    )
+
+
+def _small(inputs: Shape | None, pretrained: bool, hidden: int | None) -> Backbone:
+    size = inputs or (1, 32, 32)
+    if len(size) != 3:
+        raise ValueError(f"models: 'small' reads pictures [c, h, w], but inputs came as {tuple(size)}; try 'linear'.")
+    return small(size[0]), size, (0.0,), (1.0,)
+
+
+def _linear(inputs: Shape | None, pretrained: bool, hidden: int | None) -> Backbone:
+    return nn.Flatten(), _vector("linear", inputs), (0.0,), (1.0,)
+
+
+def _mlp(inputs: Shape | None, pretrained: bool, hidden: int | None) -> Backbone:
+    size = _vector("mlp", inputs)
+    layers = (nn.Flatten(), linear(torch.Size(size).numel(), 512 if hidden is None else hidden, "hidden"), nn.ReLU())
+    return nn.Sequential(*layers), size, (0.0,), (1.0,)
+
+
+def _vector(name: str, inputs: Shape | None) -> Shape:
+    if not inputs:
+        raise ValueError(f"models: {name!r} needs the shape of an input, but inputs is None; pass inputs=(d,).")
+    return tuple(inputs)
+
+
+def _lite0(inputs: Shape | None, pretrained: bool, hidden: int | None) -> Backbone:
+    trunk = Lite0()
+    if pretrained:
+        Weights.read(imagenet_file()).load_into(trunk, CLASSIFIER)
+    return trunk, SIZE, MEAN, STD
+
+
+OWN: dict[str, Callable[[Shape | None, bool, int | None], Backbone]] = {
+    "small": _small,
+    "linear": _linear,
+    "mlp": _mlp,
+    "lite0": _lite0,
+}
+OUTSIDE: dict[str, Callable[[str, bool, Weights | None], Backbone]] = {
+    "timm": from_timm,
+    "torchvision": from_torchvision,
+}

@@ -1,0 +1,100 @@
+"""Compiles the fused kernels for a GPU that need not be there.
+
+tests/engines/test_fused.py runs this file in its own process.
+
+The interpreter runs what Triton's compiler may refuse. Launches are caught on a CPU, and their kernels compiled for
+Hopper with the types and choices that they were launched with.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from nearfar.engines import _kernels, _kernels_pairs, _kernels_top, _kernels_triplets, cuda, launch
+from nearfar.engines.spec import LOW, Spec
+
+ROWS, COLS, WIDTH = 40, 50, 96
+TYPES = {
+    torch.float32: "*fp32",
+    torch.bfloat16: "*bf16",
+    torch.float16: "*fp16",
+    torch.int32: "*i32",
+    torch.int64: "*i64",
+    torch.int8: "*i8",
+}
+
+
+class Caught:
+    """Stands for a kernel, and compiles it where it is launched."""
+
+    def __init__(self, kernel):
+        self.kernel = kernel
+
+    def __getitem__(self, grid):
+        return self.compile
+
+    def compile(self, *given, num_warps=4, num_stages=2, **choices):
+        names = self.kernel.arg_names
+        values = dict(zip(names, given, strict=False)) | choices
+        signature = {name: self.kind(values[name], name) for name in names}
+        fixed = {(i,): values[name] for i, name in enumerate(names) if signature[name] == "constexpr"}
+        aligned = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if signature[name][0] == "*"}
+        source = ASTSource(fn=self.kernel, signature=signature, constexprs=fixed, attrs=aligned)
+        options = {"num_warps": num_warps, "num_stages": num_stages}
+        found = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+        print(self.kernel.__name__, "mma" if "mma" in found.asm["ptx"] else "fma")
+
+    def kind(self, value, name):
+        if value is None or any(p.name == name and p.is_constexpr for p in self.kernel.params):
+            return "constexpr"
+        if isinstance(value, torch.Tensor):
+            return TYPES[value.dtype]
+        return "i32" if isinstance(value, int) else "fp32"
+
+
+def work(kind: torch.dtype, given: int = 0, **more) -> cuda.Kernels:
+    """Rows and, with `given` vectors, columns of their own."""
+    square = not given
+    count = ROWS if square else COLS
+    pairs = [torch.zeros(x, dtype=torch.int32) for x in (ROWS, count)]
+    for bit, dtype in ((1, torch.int8), (2, torch.int32), (4, torch.float32)):
+        pairs += [torch.zeros(x, dtype=dtype) for x in (ROWS, count)] if given & bit else []
+    floor = torch.zeros(ROWS) if given else None
+    offset = torch.zeros(()) if given else None
+    spec = Spec(1.0, 0.0, given=given, dtype=LOW.index(kind), **more)
+    return cuda.Kernels(
+        spec, torch.zeros(ROWS, WIDTH), None if square else torch.zeros(COLS, WIDTH), pairs, floor, offset
+    )
+
+
+def main() -> None:
+    for module in (_kernels, _kernels_triplets, _kernels_top, _kernels_pairs):
+        for name in module.__all__:
+            setattr(module, name, Caught(getattr(module, name)))
+    launch._blocks = lambda x, kind: {"BM": 32, "BN": 32, "BK": 32}
+    numbers, near = torch.ones(ROWS), torch.ones(ROWS, 3)
+    work(torch.bfloat16, itself=1, half=1).fold()
+    work(torch.bfloat16, itself=1, half=1, exp=1).fold()
+    every = {"itself": 3, "similarity": 2, "power": 3.0, "drop": 1, "exp": 2, "flat": 1, "held": 1}
+    work(torch.float32, 7, shape=1, side=2, **every).fold()
+    work(torch.float16, 7, shape=2, **every).weigh(numbers, numbers, numbers, numbers)
+    work(torch.bfloat16, half=1, exp=1).weigh(numbers, numbers, numbers, numbers)
+    work(torch.float32, 7, shape=3, itself=2, similarity=1).hardest()
+    work(torch.bfloat16, half=1).hardest()
+    work(torch.bfloat16, itself=1, shape=1, similarity=2).triplets(near, near.long(), near)
+    work(torch.bfloat16, 7, itself=2, shape=2, band=1, drop=1).weigh_triplets(near, near.long(), near, numbers)
+    above = work(torch.bfloat16, half=2)
+    (strip,) = above.strips(2**20, half=True)
+    into = torch.zeros(2, dtype=torch.int32), torch.zeros(9, dtype=torch.int64), torch.zeros(9, dtype=torch.int64)
+    above.collect(strip, torch.zeros(()), torch.zeros(strip.tall, strip.wide), into, (9, 9))
+    rows, place = torch.zeros(ROWS, WIDTH), torch.zeros(ROWS, 3, dtype=torch.int64)
+    for rest, far in (([], False), ([rows, rows], True)):
+        cuda.near(rows, rows.clone(), place, rest, far)
+        cuda.near_back(rows, rows.clone(), place, near, rest, far)
+
+
+if __name__ == "__main__":
+    main()
