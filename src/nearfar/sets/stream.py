@@ -172,10 +172,10 @@ class Collected(Stream):
     def _turn(self) -> bool:
         l, w = (torch.cat(x, dim=1) for x in zip(*self._chunks, strict=True))
         limit: dict[str, Any] = {"orders": self._orders, "cap": None if self._cap is None else self._cap()}
-        with torch.enable_grad():
-            leaf = l.requires_grad_()
+        with torch.inference_mode(False), torch.enable_grad():
+            leaf, w = l.clone().requires_grad_(), w.clone()  # what is made in inference mode has no gradient
             value: Tensor = self.over.value(leaf, w, **limit)
-            self._p = torch.autograd.grad(value.sum(), leaf)[0]
+            self._p = torch.autograd.grad(value.sum(), leaf)[0] if value.requires_grad else torch.zeros_like(leaf)
         self._value, self._taken, self._chunks = value.detach(), self.over.taken(l.detach(), w, **limit), []
         return False
 
