@@ -16,8 +16,8 @@ from nearfar.engines.tiles import FAR, Gradients, Tile, Tiles, descend_
 
 __all__ = ["Strips"]
 
-KEPT = 2**19
-"""Most pairs whose weights are kept for the gradient: 2 MB of float32. Fresh memory of more costs what it saves."""
+KEPT = 2**20
+"""Most pairs whose weights are kept for the gradient: 4 MB of float32. Fresh memory of more costs what it saves."""
 BLOCK = 16
 """Entries whose largest is looked at first where the largest of all are wanted."""
 LOWEST = {torch.float64: -600.0, torch.float32: -60.0}

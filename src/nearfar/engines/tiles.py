@@ -20,11 +20,11 @@ from nearfar.relations.layout import list_own
 
 __all__ = ["FAR", "Gradients", "Tile", "Tiles", "descend_"]
 
-TALL, WIDE = 256, 1024
-"""Rows and columns of a tile: 1 MB of float32."""
-FULL = 2**19
+TALL, WIDE = 128, 512
+"""Rows and columns of a tile: 256 KB of float32, as several buffers of a tile share the processor's cache."""
+FULL = 2**18
 """Entries of a tile with whole rows, where a row's largest loss is needed first."""
-ON_GPU = 8
+ON_GPU = 16
 """Factor by which sides of a tile are larger on a GPU, where starting kernels takes the time otherwise."""
 FAR = 1e30
 """A score that no pair reaches."""
