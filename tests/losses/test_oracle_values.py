@@ -16,7 +16,7 @@ from table import BATCHES, IDS, ROWS, tensors, tied_batch
 
 import nearfar as nf
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 import losses_page
 
 rows = pytest.mark.parametrize("row", ROWS, ids=IDS)
