@@ -171,8 +171,13 @@ class Collected(Stream):
 
     def _turn(self) -> bool:
         l, w = (torch.cat(x, dim=1) for x in zip(*self._chunks, strict=True))
+        if l.shape[1] == 0:  # no members: add an absent one, so that every reduction is defined
+            l, w = pad(l, (0, 1)), pad(w, (0, 1))
         limit: dict[str, Any] = {"orders": self._orders, "cap": None if self._cap is None else self._cap()}
-        with torch.enable_grad():
+        with torch.inference_mode(False), torch.enable_grad():
+            if l.is_inference():  # autograd cannot save tensors of inference mode
+                l, w = l.clone(), w.clone()
+                limit = {name: x.clone() if isinstance(x, Tensor) else x for name, x in limit.items()}
             leaf = l.requires_grad_()
             value: Tensor = self.over.value(leaf, w, **limit)
             self._p = torch.autograd.grad(value.sum(), leaf)[0]
