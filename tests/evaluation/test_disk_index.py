@@ -12,6 +12,7 @@ from importlib import import_module
 import numpy as np
 import pytest
 import torch
+from disks import full_disk
 from forks import ran
 from needs import need
 
@@ -267,6 +268,14 @@ def test_other_vectors_or_settings_are_refused(built, tmp_path):
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     with pytest.raises(FileExistsError, match="not an empty folder"):
         build_index(tmp_path / "loop", rows(), kind="exact")
+
+
+def test_a_build_can_begin_again_after_the_disk_was_full_as_it_began(tmp_path):
+    with full_disk(100), pytest.raises(OSError, match="large"):
+        build_index(tmp_path / "i", rows(20), kind="exact")
+    (tmp_path / "i" / ".plan.json.7-01234567.part").write_text("half", encoding="utf-8")  # killed while writing
+    assert len(build_index(tmp_path / "i", rows(20), kind="exact")) == 20
+    assert not (tmp_path / "i" / ".plan.json.7-01234567.part").exists()
 
 
 def test_two_builders_at_once(tmp_path, monkeypatch):

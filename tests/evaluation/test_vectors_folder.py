@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from disks import full_disk
 from shell import Flat, run, saved
 
 import nearfar as nf
@@ -69,6 +70,19 @@ def test_vectors_are_replaced_whole_and_others_never(tmp_path):
     (tmp_path / "other" / "mine.txt").write_text("mine", encoding="utf-8")
     with pytest.raises(FileExistsError, match="holds no vectors, so it is not replaced"):
         written(tmp_path / "other")
+
+
+@pytest.mark.parametrize("size", [0, 1200])
+def test_an_interrupted_write_can_be_repeated(tmp_path, size):
+    """The disk is full as the fields (0) or the rows (1200) are written; then a process is killed as it writes."""
+    folder = tmp_path / "a.vectors"
+    with full_disk(size), pytest.raises(OSError, match="large"):
+        written(folder)
+    assert not list(folder.glob(".*"))
+    (folder / ".x-0123456789abcdef.bin.7-01234567.part").write_bytes(b"half")
+    x = written(folder)
+    assert torch.equal(Vectors.load(folder).x, x)
+    assert sorted(path.suffix for path in folder.iterdir()) == [".bin", ".json", ".npz"]
 
 
 @pytest.mark.parametrize("how", ["short", "no manifest", "another kind", "path"])

@@ -16,7 +16,6 @@ import gc
 import json
 import os
 import random
-import resource
 import shutil
 import signal
 import sys
@@ -30,6 +29,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from disks import full_disk
 from rich.console import Console
 from runs import config, tiny
 
@@ -218,13 +218,8 @@ class Faults:
         """No file may grow beyond a random size, as on a disk that is full."""
 
         def cramped(kind: str, folder: Path, limit: int) -> None:
-            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-            _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
-            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, most))
-            try:
+            with full_disk(limit):
                 train(kind, folder)
-            finally:  # the message of the error is written to a file as well
-                resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
 
         stopped = 0
         for number in range(count):

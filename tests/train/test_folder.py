@@ -17,6 +17,7 @@ from pathlib import Path
 
 import forks
 import pytest
+from disks import full_disk
 from rich.console import Console
 from runs import config, journal, tiny, weights
 
@@ -74,6 +75,15 @@ def test_a_run_writes_over_nothing_that_it_finds(tmp_path, name):
     with pytest.raises(FileExistsError, match=rf"holds {re.escape(name)}, which this run would write over"):
         fit(small(), tmp_path, data=tiny())
     assert kept(tmp_path) == {name: b"mine"}
+
+
+@pytest.mark.parametrize("size", [0, 1, 58, 113, 274])
+def test_a_run_can_begin_again_after_the_disk_was_full_as_it_began(tmp_path, size):
+    with RunFolder(tmp_path) as place, full_disk(size), pytest.raises(OSError, match="cannot make"):
+        place.claim()
+    with pytest.raises(FileNotFoundError, match="no run to resume"):
+        fit(small(), tmp_path, data=tiny(), resume=True)
+    assert fit(small(), tmp_path, data=tiny()).finished
 
 
 def test_removal_wants_the_mark(tmp_path):

@@ -194,15 +194,16 @@ class _Build:
             self.clear()
             return True
         before = read_record(plan)
-        if before is None and os.path.lexists(folder) and not (folder.is_dir() and not any(folder.iterdir())):
+        started = folder.is_dir() and all(path.name.startswith(f".{PLAN}.") for path in folder.iterdir())
+        if before is None and os.path.lexists(folder) and not started:
             raise FileExistsError(f"Index: {folder} exists and is not an empty folder; name another one for the index.")
         if before is not None and before != self.about:
             raise ValueError(
                 f"Index: the folder {folder} holds an unfinished index of other vectors or settings; go on with those, "
                 "name another folder, or delete this one."
             )
-        (folder / PARTS).mkdir(parents=True, exist_ok=True)
-        write_record(plan, self.about)
+        write_record(plan, self.about)  # first: a folder with anything else in it and no plan is refused
+        (folder / PARTS).mkdir(exist_ok=True)
         return False
 
     def chunk(self, rows: slice) -> np.ndarray:

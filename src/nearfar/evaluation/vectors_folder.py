@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import secrets
 from collections.abc import Iterable, Mapping
@@ -23,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nearfar._utils.files import read_arrays, read_text, write_arrays, write_text
+from nearfar._utils.files import atomic_write, read_arrays, read_text, write_arrays, write_text
 
 __all__ = [
     "DTYPES",
@@ -40,7 +39,9 @@ MANIFEST = "manifest.json"
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bf16": torch.bfloat16}
 """The types that vectors can be stored in."""
 KIND = "nearfar vectors"
-OURS = re.compile(r"(x-[0-9a-f]{16}\.bin|fields-[0-9a-f]{16}\.npz)")
+_ROWS_OR_FIELDS = r"x-[0-9a-f]{16}\.bin|fields-[0-9a-f]{16}\.npz"
+OURS = re.compile(rf"{_ROWS_OR_FIELDS}|\.({_ROWS_OR_FIELDS}|manifest\.json)\.\d+-[0-9a-f]{{8}}\.part")
+"""The files beside the manifest, and the temporary files of a process that was killed while writing."""
 
 
 def is_folder_of_vectors(folder: Path) -> bool:
@@ -50,7 +51,9 @@ def is_folder_of_vectors(folder: Path) -> bool:
 
 def check_target(folder: Path) -> None:
     """Raise an error if a path holds something other than vectors."""
-    if folder.is_dir() and (is_folder_of_vectors(folder) or not any(folder.iterdir())):
+    if folder.is_dir() and (
+        is_folder_of_vectors(folder) or all(OURS.fullmatch(path.name) for path in folder.iterdir())
+    ):
         return
     if folder.exists() or folder.is_symlink():
         raise FileExistsError(f"{folder} is there and holds no vectors, so it is not replaced; name another folder.")
@@ -68,19 +71,16 @@ def write_folder(
         dtype: "float32", "float16" or "bf16".
     """
     check_target(folder)
-    folder.mkdir(parents=True, exist_ok=True)
     key = secrets.token_hex(8)
     parts: list[tuple[int, str]] = []
     width = 0
-    with (folder / f"x-{key}.bin").open("xb") as stream:
+    write_arrays(folder / f"fields-{key}.npz", fields)
+    with atomic_write(folder / f"x-{key}.bin") as temporary, temporary.open("xb") as stream:
         for chunk in chunks:
             width = chunk.shape[1]
             stored = as_stored(torch.from_numpy(chunk), dtype)
             stream.write(stored.data)
             parts.append((len(chunk), _digest(stored)))
-        stream.flush()
-        os.fsync(stream.fileno())
-    write_arrays(folder / f"fields-{key}.npz", fields)
     about: dict[str, Any] = {
         KIND: 1,
         "key": key,

@@ -181,7 +181,7 @@ def is_run(folder: Path) -> bool:
     """Whether a folder has the mark of a run."""
     try:
         text = (folder / MARK).read_text(encoding="utf-8")
-        found = json.loads(text) if text else {"nearfar run": 1}  # empty: the process was killed before it wrote
+        found = json.loads(text) if text else {"nearfar run": 1}  # empty: killed before it wrote, or a full disk
     except (OSError, ValueError):
         return False
     return isinstance(found, dict) and "nearfar run" in found
@@ -245,11 +245,17 @@ def new_folder(runs: Path | None = None) -> Path:
 
 def _mark(folder: Path) -> bool:
     """Mark a folder as a run's; False if it is marked already."""
+    mark = folder / MARK
     try:
-        with (folder / MARK).open("x", encoding="utf-8") as stream:
-            stream.write(json.dumps({"nearfar run": 1, "files": FILES, "others": "are never touched"}, indent=1) + "\n")
+        mark.touch(exist_ok=False)
     except FileExistsError:
         return False
+    text = json.dumps({"nearfar run": 1, "files": FILES, "others": "are never touched"}, indent=1) + "\n"
+    try:
+        mark.write_text(text, encoding="utf-8")  # in place: another process may wait for the lock on this very file
+    except OSError:
+        os.truncate(mark, 0)  # an empty mark is valid, a part of one is not
+        raise
     return True
 
 
