@@ -180,7 +180,7 @@ class Collected(Stream):
                 limit = {name: x.clone() if isinstance(x, Tensor) else x for name, x in limit.items()}
             leaf = l.requires_grad_()
             value: Tensor = self.over.value(leaf, w, **limit)
-            self._p = torch.autograd.grad(value.sum(), leaf)[0]
+            self._p = torch.autograd.grad(value.sum(), leaf)[0] if value.requires_grad else torch.zeros_like(leaf)
         self._value, self._taken, self._chunks = value.detach(), self.over.taken(l.detach(), w, **limit), []
         return False
 
