@@ -316,8 +316,9 @@ def check_strips(owner: str, product: Product) -> None:
     """Raise ValueError if neither operators nor strips can compute a loss."""
     lifted = lift(product)
     plan = make_plan((product if lifted is None else lifted.product).at(1))
-    if plan.refused is not None and plan.strips is not None:
-        raise ValueError(f'{owner}: engine="tiled" cannot serve this loss, because {plan.strips}; use engine="dense".')
+    why = touched(product.parts) or (plan.refused and plan.strips)
+    if why is not None:
+        raise ValueError(f'{owner}: engine="tiled" cannot serve this loss, because {why}; use engine="dense".')
 
 
 def fuses(loss: Any, call: Any, relation: Relation, product: Product, plan: Plan) -> bool:

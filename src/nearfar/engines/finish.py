@@ -170,6 +170,8 @@ def _anchor(call: OperatorCall) -> Found:
 def _with_hardest(call: OperatorCall) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Losses and mask [n, P+1] of the positive pairs and the hardest negative one of each row; rows that had either."""
     assert call.measure is not None  # noqa: S101 - a maximum is not folded for positive pairs
+    if call.given & 4:
+        raise RefusalError  # ties share the weight by their measure
     negative, has_negative, had_negative = _hardest(call)
     losses = torch.cat([call.product.positive(call.near, +1), negative], dim=1)
     there = torch.cat([call.measure > 0, has_negative[:, None]], dim=1)
@@ -306,6 +308,11 @@ def _moments(
     weight = measure.double() * ~(every <= 0) if of.zero == "drop" else measure.double()
     level, about, centered, whole = 0.0 if of.zero == "drop" else -math.inf, 0.0, False, None
     more: Any = of
+
+    def round_to(x: float) -> float:
+        """A number of the type of the losses: their distances from it are exact where they are equal."""
+        return float(torch.tensor(x, dtype=call.rows.dtype))
+
     with torch.no_grad():
         while True:
             found = call.fold(side, of, fold, exp=3, level=max(level, -1e30), about=about)
@@ -320,16 +327,16 @@ def _moments(
             energy = (second - total * shift).clamp_min(0.0)
             whole = size if whole is None else whole
             if not centered and float(energy) < 1e-3 * float(second):
-                about, centered = about + float(shift), True  # sums of squares would cancel
+                about, centered = round_to(about + float(shift)), True  # sums of squares would cancel
                 continue
             mean = about + shift
-            grain = 16 * torch.finfo(call.rows.dtype).eps * torch.maximum(shift.abs(), (mean - least).abs())
+            grain = 16 * torch.finfo(call.rows.dtype).eps * torch.maximum(mean.abs(), (mean - least).abs())
             energy = torch.where(energy <= size * grain**2, 0.0, energy)
             numbers = (size, whole, torch.zeros_like(mean), energy, least - mean)
             value, eta, slope = (x[0] for x in more.solve_moments(*(x[None] for x in numbers)))
             if not float(eta) > float(least - mean):
                 break
-            level, about, centered = float(mean + eta), float(mean), False
+            level, about, centered = float(mean + eta), round_to(float(mean)), False
     value, tilt = mean + value, float(slope)
     first = float(over(torch.ones_like(size), size) + slope * (about - mean))
     weights: dict[str, Any] = {"exp": 3, "level": max(level, -1e30), "about": about, "first": first, "second": tilt}

@@ -51,10 +51,12 @@ def rule_of(call: OperatorCall) -> Any:
 def balanced_triplets(call: OperatorCall) -> Found:
     """The mean over triplets of each positive pair with the negative of its own rank."""
     assert call.narrow is not None  # noqa: S101 - each positive pair is read
+    if call.given & 4:
+        raise RefusalError  # a triplet has the weight of its negative pair too
     of, positive, width = call.product.over_negative, call.narrow.measure > 0, call.narrow.place.shape[1]
     values, place = _ranked(call, width + 1)
-    if bool(((values[:, 1:] == values[:, :-1]) & (values[:, 1:] > -torch.inf)).any()):
-        raise RefusalError  # equally hard ones are ranked by their order in the batch
+    # equally hard ones are ranked by their order in the batch
+    call.refuse_if(((values[:, 1:] == values[:, :-1]) & (values[:, 1:] > -torch.inf)).any())
     rank = (positive.cumsum(dim=1) - 1).clamp(0, place.shape[1] - 1)
     real = positive & (positive.cumsum(dim=1) <= place.shape[1]) & (values.gather(1, rank) > -torch.inf)
     losses = call.product.negative(call.scores(place.gather(1, rank)) - call.near, -1)
@@ -105,8 +107,9 @@ def finish_angles(call: OperatorCall) -> Found:
     assert call.narrow is not None  # noqa: S101 - each positive pair is read
     place, measure = call.narrow.place, call.narrow.measure
     alone = call.strips or not (call.itself == POSITION_THEN_ID or call.given & 4)
-    if not alone or place.numel() * call.rows.shape[1] > SUMS:
-        raise RefusalError
+    if not alone or call.product.reduction == "none":
+        raise RefusalError  # a row's values are put together by the plain definition
+    call.refuse_if(place.numel() * call.rows.shape[1] > SUMS)
     of, tan2, form = call.product.over_negative, rule_of(call).angle, call.product.negative.form(-1)
     fold = fold_of(of)
     assert form is not None  # noqa: S101 - see plan.py
@@ -118,10 +121,11 @@ def finish_angles(call: OperatorCall) -> Found:
     more: dict[str, Any] = {"exp": 2, "flat": int(fold.normalized)}
     sums = replace(form, a=4 * tan2 * form.a, b=0.0)
     if call.strips:
-        pairs = call.sorted.take(row).tensors()
+        taken = call.sorted.take(row)
+        pairs, more["given"] = taken.tensors(), taken.given
         least, most = bounds(sums, *(2 * s for s in SCORES[0]))
         if call.product.similarity.normalize and most - least <= 2 * REACH * fold.gamma:
-            more = {"exp": 1, "level": 0.5 * (least + most), "flat": int(fold.normalized)}
+            more |= {"exp": 1, "level": 0.5 * (least + most)}
         else:
             more |= {"full": 1}
     else:
@@ -135,8 +139,6 @@ def finish_angles(call: OperatorCall) -> Found:
     values = group_value(of, fold, None, None, t[:, None], size[:, None])
     had_negative = torch.zeros(len(place), dtype=torch.bool, device=place.device)
     had_negative = had_negative.index_fill(0, row[seen > 0], True) | call.has_negative()
-    if call.product.reduction == "none":
-        raise RefusalError  # a row's values are put together by the plain definition
     return call.reduce(Terms(values, real)), call.had_positive, had_negative
 
 

@@ -202,8 +202,8 @@ class OperatorCall(Rows):
         top, place, ties = operators.hardest(self.rows.detach(), columns, self.pairs, self.floor, offset, *spec.lists())
         if values and self.strips:
             return top, top > -torch.inf
-        if self.strips and bool((ties > 1).any()):
-            raise RefusalError  # they share the weight, which the plain definition knows how to do
+        if self.strips:  # ties share the weight, which the plain definition knows how to do
+            self.refuse_if((ties > 1).any())
         scores = self.scores(place[:, None])
         there = top > -torch.inf
         return (torch.where(there, scores.detach()[:, 0], -torch.inf), there) if values else (scores, there)
@@ -223,8 +223,8 @@ class OperatorCall(Rows):
         if not self.strips and not once:
             k = 2 * fold.most  # without reading `orders`
         count = max(1, min(math.ceil(k / (1 + once)), len(self.rows) * m))
-        if self.strips and count > HELD:
-            raise RefusalError  # a radix search needs no memory
+        if self.strips:  # a radix search needs no memory
+            self.refuse_if(count > HELD)
         offset = None if form.offset is None else form.offset.detach()
         columns = None if self.square else self.cols.detach()
         place = operators.top(self.rows.detach(), columns, self.pairs, offset, *spec.lists(), count)

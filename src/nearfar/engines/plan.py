@@ -155,9 +155,6 @@ def _refuse_kernels(product: Product) -> str | None:
 
 def _refuse_strips(product: Product) -> str | None:
     """Why a loss cannot be computed in strips by its plain definitions, or None."""
-    done = touched(product.parts)
-    if done is not None:
-        return done
     for part in (*nested(product.groups), product.link):
         if part is not None and not getattr(part, "strips", part.swift):
             return f"{type(part).__name__} does not say (strips = True) that it may be met strip by strip"

@@ -76,8 +76,8 @@ class Rows:
         x = rows if found.rows is None else rows.index_select(0, found.rows)
         square = found.symmetric and self.ranks.world == 1
         y = x if square else cols if found.cols is None else cols.index_select(0, found.cols)
-        if not len(x) or not len(y):
-            raise RefusalError  # no row, or no column, forms a pair
+        if len(x) < self.ranks.world or not len(y):
+            raise RefusalError  # no column forms a pair, or no row of a process does
         self.layout, self.total = layout, len(x)
         # of all rows, so that every process has a matrix of the same width, or none
         narrow = found.narrow(GATHERED[1] if self.foldable else GATHERED[0])
@@ -129,7 +129,9 @@ class Rows:
         """Whether the positive pairs can be folded as the negative ones are: their single losses are not read."""
         product = self.product
         fold, scope = product.over_positive.fold(), product.groups.scope
+        negative = product.over_negative.fold()
         plain = product.positive.form(+1) is not None and product.miner is None
+        plain = plain and (negative is None or negative.kind != "top")
         if not plain or fold is None or fold.kind in ("top", "max", "moments"):
             return False
         if fold.held and scope != "anchor_sign":
@@ -147,6 +149,11 @@ class Rows:
             return x
         found: Tensor = Whole.apply(x, self.ranks, self.share, self.total)  # type: ignore[no-untyped-call]
         return found
+
+    def refuse_if(self, condition: Tensor | bool) -> None:
+        """Raise RefusalError on all processes if one of them has a reason; a part of them would wait for the others."""
+        if bool(condition if self.ranks.world == 1 else self.ranks.any(torch.as_tensor(condition))):
+            raise RefusalError
 
     def reduce(self, *terms: Terms) -> Tensor:
         """The loss from the terms of this process's rows, see `groupings.reduce`."""

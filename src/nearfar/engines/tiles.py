@@ -230,7 +230,8 @@ class Tiles:
                 here[place].index_add_(0, row, by)
         own, owns, positive, positives = found
         mine = 1.0 if self.weights is None else self.weights[0].double()
-        size = {NEGATIVE: each.sum() - own, POSITIVE: positive, ALL: each.sum() - own + positive}[self.spec.side]
+        rest = torch.where(owns == self.m, 0.0, each.sum() - own)  # a difference of equal sums is not always 0
+        size = {NEGATIVE: rest, POSITIVE: positive, ALL: rest + positive}[self.spec.side]
         return size * mine, positives if self.spec.side == POSITIVE else self.m - owns
 
     @property

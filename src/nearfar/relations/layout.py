@@ -113,7 +113,10 @@ class Layout:
         mine, others = able
         same = torch.zeros(len(row) + len(col), dtype=torch.float64, device=row.device).index_add_(0, col, others)[row]
         if bit == NEGATIVE:
-            return mine * (others.sum() - same)
+            rest = others.sum() - same
+            if weighed:  # a difference of equal sums is not always 0
+                rest = torch.where(self.count(bit) > 0, rest, 0.0)
+            return mine * rest
         if own:
             same = same - torch.where(row == col[: len(row)], others[: len(row)], 0.0)
         return mine * same

@@ -48,9 +48,9 @@ def log_partition(l: Tensor, w: Tensor, gamma: Tensor | float, size: Tensor) -> 
     if w.dtype != torch.bool:
         z = z + torch.where(w > 0, w, 1.0).log()
         w = w > 0
-    # absent members have a finite logarithm, so that the log-sum-exp of an empty group, which is discarded, is finite
-    z = z.masked_fill(~w, torch.finfo(z.dtype).min / 2)
-    return torch.logsumexp(z, dim=1).masked_fill(size == 0, 0)
+    empty = size == 0
+    # the row of an empty group is kept as it is, so that its log-sum-exp, which is discarded, is finite
+    return torch.logsumexp(hidden(z, w | empty[:, None]), dim=1).masked_fill(empty, 0)
 
 
 def log_average(l: Tensor, w: Tensor, gamma: Tensor | float, size: Tensor) -> Tensor:
