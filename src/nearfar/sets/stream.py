@@ -171,9 +171,14 @@ class Collected(Stream):
 
     def _turn(self) -> bool:
         l, w = (torch.cat(x, dim=1) for x in zip(*self._chunks, strict=True))
+        if l.shape[1] == 0:  # no members: add an absent one, so that every reduction is defined
+            l, w = pad(l, (0, 1)), pad(w, (0, 1))
         limit: dict[str, Any] = {"orders": self._orders, "cap": None if self._cap is None else self._cap()}
         with torch.inference_mode(False), torch.enable_grad():
-            leaf, w = l.clone().requires_grad_(), w.clone()  # what is made in inference mode has no gradient
+            if l.is_inference():  # autograd cannot save tensors of inference mode
+                l, w = l.clone(), w.clone()
+                limit = {name: x.clone() if isinstance(x, Tensor) else x for name, x in limit.items()}
+            leaf = l.requires_grad_()
             value: Tensor = self.over.value(leaf, w, **limit)
             self._p = torch.autograd.grad(value.sum(), leaf)[0] if value.requires_grad else torch.zeros_like(leaf)
         self._value, self._taken, self._chunks = value.detach(), self.over.taken(l.detach(), w, **limit), []
