@@ -282,7 +282,9 @@ def _choose(
     if engine == "tiled" and strips is not None and (changed or plan.refused):
         why = f'because {strips}; use engine="dense".'
         raise ValueError(f'{loss.owner}: engine="tiled" cannot serve this loss, {why}')
-    layout = relation.sorted_layout() if changed is None and plan.refused is None else None
+    # strips refuse to compare a positive with a negative of other anchors, in the words of the rule
+    swaps = relation.anchors == "representatives" and getattr(product.groups, "rule", None) is not None
+    layout = None if changed or plan.refused or swaps else relation.sorted_layout()
     asked, least = engine != "auto" or ranks.world > 1, LEAST.get(device.type)
     if layout is not None and min(relation.shape) and (asked or _large(product, relation, least and least.operators)):
         return way(layout, None)

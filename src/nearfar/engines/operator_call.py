@@ -175,7 +175,7 @@ class OperatorCall(Rows):
         Sums of e^z - 1 are needed only where all z may be near 0, because γ is larger than what losses differ by. Where
         values are compared with 0, a row of zeros must give exactly 0: its exponentials are then 1 around 0.
         """
-        compared = self.product.reduction == "nonzero" and (self.product.link is None or not self.strips)
+        compared = self.product.reduction == "nonzero"
         unbounded = form.offset is not None and not self.strips
         if unbounded or not self.product.similarity.normalize or (compared and not self.strips):
             return {"exp": 2, "flat": int(fold.normalized)}

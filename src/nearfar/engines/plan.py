@@ -106,6 +106,8 @@ def _refuse_fold(product: Product, fold: Fold | None) -> str | None:
             return f"{name} is folded over the batch, without a miner"
         if wide.zero_member or product.over_positive.fold() is None:
             return f"{name} has a zero member, or the positive pairs have no fold"
+        if fold.fraction and "drop" in (wide.zero, product.over_positive.zero):
+            return f"{name} takes a fraction of the pairs with a loss, which are not counted"
     if fold.held and (scope != "anchor_sign" or wide.zero_member or fold.kind != "exp"):
         return f"{name} holds its weights constant"
     if product.wants_columns and scope == "anchor_sign" and (fold.kind == "max" or product.miner is not None):

@@ -13,7 +13,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-__all__ = ["Near", "Weights", "consistent", "entries", "listed", "meetings", "once", "own_pairs", "together"]
+__all__ = ["Near", "Weights", "consistent", "entries", "listed", "meetings", "own_pairs", "together"]
 
 Kind = TypeVar("Kind")
 Weights = tuple[Tensor, Tensor] | Tensor
@@ -158,25 +158,3 @@ def listed(
     turned, order = (col * m + row).sort()
     symmetric = n == m and torch.equal(turned, keys) and torch.equal(positive[order], positive)
     return Near(keys, positive, symmetric)
-
-
-def once(
-    kept: tuple[list[int], Kind] | None, of: list[Tensor], make: Callable[[], Kind]
-) -> tuple[tuple[list[int], Kind] | None, Kind]:
-    """A result that serves twice in a row: an engine is chosen by it, and then makes use of it.
-
-    Args:
-        kept: what the last call gave to keep.
-        of: the tensors that the result is made of; if one has been written to since, it is made again.
-        make: makes it.
-
-    Returns:
-        what to keep for the next call, and the result.
-    """
-    if any(x.is_inference() for x in of):  # writing to them is not counted
-        return None, make()
-    now = [x._version for x in of]
-    if kept is not None and kept[0] == now:
-        return None, kept[1]
-    made = make()
-    return (now, made), made

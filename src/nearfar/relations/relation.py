@@ -18,7 +18,7 @@ from torch import Tensor
 from nearfar._utils.checks import check_whole
 from nearfar._utils.tensors import check_class_numbers, readable
 from nearfar.relations.layout import ID, NOWHERE, POSITION, POSITION_THEN_ID, Layout, flags_of, listed_layout
-from nearfar.relations.near import consistent, entries, meetings, once, own_pairs, together
+from nearfar.relations.near import consistent, entries, meetings, own_pairs, together
 from nearfar.relations.one_a_class import first_of_each
 from nearfar.relations.options import RelationOptions, check_hot, check_ids, check_matrix, check_weights, count_orders
 from nearfar.relations.representatives import Anchors, Join, check_projection
@@ -64,7 +64,6 @@ class Relation(ABC):
         self.reference_starts_with_batch = given.reference_starts_with_batch
         self._given = given
         self._among: tuple[Tensor, Tensor] | None = None
-        self._kept: tuple[list[int], Layout | None] | None = None
         self.orders: int | Tensor = 2 if square else count_orders(self._ids, self._ref_ids)
         if given.projection is not None or given.reference_starts_with_batch:
             self.orders = 1  # with representatives or a memory, each pair occurs once
@@ -199,8 +198,7 @@ class Relation(ABC):
 
     def sorted_layout(self) -> Layout | None:
         """Like `layout`, or a list of the pairs that are not negative where that is short; reads values."""
-        self._kept, found = once(self._kept, [x for x in vars(self).values() if isinstance(x, Tensor)], self._listed)
-        return found
+        return self._listed()
 
     def _listed(self) -> Layout | None:
         ids, own = (self._ids, self._ref_ids), self.square or self.reference_starts_with_batch
