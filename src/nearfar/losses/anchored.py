@@ -1,4 +1,4 @@
-"""Losses that weigh the pairs of one anchor, positive and negative apart: lifted structure, multi-similarity, HAP2S."""
+"""Losses that weight an anchor's positive and negative pairs separately: lifted structure, multi-similarity, HAP2S."""
 
 from __future__ import annotations
 
