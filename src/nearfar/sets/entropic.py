@@ -98,7 +98,7 @@ class KL(UncertaintySet, swift=True):
         return replace(self, gamma=1.0) if self.gamma is unit else None
 
     def stream(self, groups: int, like: Tensor, orders: Orders = 1, cap: Cap | None = None) -> Stream:  # noqa: D102
-        gamma = cast("float", self.gamma)  # strips leave a learned one to autograd
+        gamma = cast("float", self.gamma)  # strips leave a learned γ to autograd
         return KLStream(self, groups, like, orders, cap, gamma=gamma)
 
     def _dual(self, l: Tensor, w: Tensor, mass: Tensor) -> Dual:
