@@ -56,7 +56,7 @@ CLASSES = {
 
 
 def right_name(owner: str, name: str, known: Iterable[str]) -> str:
-    """What to write in place of an argument that a class does not have."""
+    """The correction to suggest for an unknown argument of a class."""
     words = [x for x in known if not x.startswith("_")]
     new = FROM_PML.get(owner, {}).get(name) or FROM_PML[""].get(name)
     if new is not None and all(part in words for part in new.split("= and ")):
@@ -72,7 +72,7 @@ def _parameters(kind: type) -> tuple[str, ...] | None:
 
 
 class Keywords:
-    """Base of classes that answer an unknown keyword with the right one."""
+    """Base class whose constructor answers an unknown keyword with the right one."""
 
     def __new__(cls, *args: Any, **given: Any) -> Self:
         """Check the keywords, then create the object as usual."""
@@ -85,12 +85,12 @@ class Keywords:
 
 
 def right_class(name: str, known: Iterable[str]) -> str:
-    """What to write in place of a class that is not there."""
+    """The correction to suggest for an unknown class."""
     words = [x for x in known if not x.startswith("_")]
     ours = CLASSES.get(name, name.removesuffix("Loss").removesuffix("Miner").removesuffix("Sampler"))
     return f"write {ours}." if ours in words else nearest(name, words)
 
 
 def no_such_name(module: str, name: str, known: Iterable[str]) -> AttributeError:
-    """The error for a name that a module does not have."""
+    """An AttributeError for an unknown name of a module, with a suggestion."""
     return AttributeError(f"module {module!r} has no attribute {name!r}; {right_class(name, known)}")
