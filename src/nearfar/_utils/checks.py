@@ -106,7 +106,7 @@ def check_workers(owner: str, name: str, value: int) -> None:
 
 
 RECENT = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 11)
-"""Whether this PyTorch is 2.11 or newer, on which kernels, recordings, compiled losses and ONNX were tested."""
+"""Whether this is PyTorch 2.11 or newer, on which kernels, recordings, compiled losses and ONNX were tested."""
 
 
 class DegenerateBatchWarning(UserWarning):

@@ -56,7 +56,7 @@ class Terminal(Console):
         return super().render_str(visible(text, self.encoding), **how)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Escape other output too, such as a `Text`, or the ellipsis with which rich shortens a cell."""
+        """Escape everything that is not a string, such as a `Text`, or the ellipsis with which rich shortens a cell."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else segment._replace(text=visible(segment.text, self.encoding))
 

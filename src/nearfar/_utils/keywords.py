@@ -45,14 +45,14 @@ FROM_PML: dict[str, dict[str, str]] = {
     "SubCenterArcFace": {"sub_centers": "centers"},
     "Triplet": {"smooth_loss": "smooth", "type_of_triplets": "mining"},
 }
-"""Arguments of PML's classes: the argument of ours; under "" those that several classes have."""
+"""For each PML class, its arguments and ours; under "" those that several classes share."""
 CLASSES = {
     "BatchHardMiner": "Hard",
     "GeneralizedLiftedStructureLoss": "GeneralizedLifted",
     "NPairsLoss": "NPair",
     "TripletMarginLoss": "Triplet",
 }
-"""PML's classes whose name here is not theirs without its last word."""
+"""PML classes whose name here is not PML's without its last word."""
 
 
 def right_name(owner: str, name: str, known: Iterable[str]) -> str:

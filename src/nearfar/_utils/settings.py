@@ -31,14 +31,14 @@ __all__ = ["MISSING", "Number", "Positive", "Settings", "Whole", "ZeroOrMore"]
 
 Check = Callable[[str, str, object], None]
 MISSING: Any = inspect.Parameter.empty
-"""In place of a default: the argument must be given."""
+"""Marks a required argument, which has no default."""
 
 Number = Annotated[float | Tensor, functools.partial(check_number, learned=True)]
 """A number, which may be learned: a 0-dim `nn.Parameter`."""
 Positive = Annotated[float | Tensor, functools.partial(check_positive, learned=True)]
 """A number above zero, which may be learned."""
 ZeroOrMore = Annotated[float | Tensor, functools.partial(check_positive, zero=True, learned=True)]
-"""A number from zero on, which may be learned."""
+"""A number, zero or above, which may be learned."""
 Whole = Annotated[int, check_whole]
 """A whole number above zero."""
 
@@ -86,9 +86,9 @@ class Settings(Keywords, nn.Module):
     settings: ClassVar[Mapping[str, inspect.Parameter]] = {}
     """The arguments of the constructor, by name."""
     fixed: ClassVar[frozenset[str]] = frozenset()
-    """Settings that say how large something learned is, which cannot change."""
+    """Settings that determine the size of a parameter, and so cannot change."""
     either: ClassVar[Mapping[str, str]] = {}
-    """Settings of which one stands in place of another: setting one takes the other back."""
+    """Pairs of alternative settings: setting one resets the other."""
     dropped: ClassVar[frozenset[str]] = frozenset()
     """Settings of a base class that this class does not have."""
     keyword_only: ClassVar[bool] = False

@@ -34,13 +34,13 @@ class Part(Keywords):
     """Base class of the parts of a loss. The base class of each family lists the shortcuts of all its subclasses."""
 
     swift: ClassVar[bool] = False
-    """Whether engines may use the shortcuts, pass pairs in any order and shape, and leave absent ones out."""
+    """Whether engines may use the shortcuts, pass pairs in any order and shape, and leave out absent ones."""
     shortcuts: ClassVar[tuple[str, ...]] = ()
     """Names of methods and attributes that compute the same as others, faster."""
     changes: ClassVar[int] = 0
-    """How often an attribute of any part was set: what was derived from parts before is stale."""
+    """How often an attribute of any part was set; whatever was derived before the last time is stale."""
     learns: ClassVar[frozenset[str]] = frozenset()
-    """Parameters that a swift part may have; with any other one the shortcuts are not used."""
+    """Parameters that a swift part may have; with any others the shortcuts are not used."""
 
     def __init_subclass__(cls, *, swift: bool = False, **more: Any) -> None:
         """Remove inherited shortcuts that the class does not define itself."""

@@ -16,7 +16,7 @@ from nearfar.batches.sampler import Classes, GlobalBatches, Rows, class_rounds, 
 __all__ = ["MPerClass"]
 
 MOST = 2**24
-"""An epoch of at most so many rows is planned at once, in some 400 MB; a longer one round by round."""
+"""An epoch of at most this many rows is planned at once, using about 400 MB; a longer one round by round."""
 SHUFFLES = 1
 """Distinguishes the generator that shuffles samples from that of the rounds, which is seeded by the epoch only."""
 
@@ -97,7 +97,7 @@ class MPerClass(GlobalBatches):
         random = self._random(epoch)
         known, wide = self._classes, self.samples
         drawn = class_rounds(random, len(known), self.classes, len(self)).reshape(-1)
-        turn = np.arange(len(drawn)) // len(known)  # how often the class was drawn before, in this epoch
+        turn = np.arange(len(drawn)) // len(known)  # how often the class was drawn earlier in this epoch
         passes, group = np.divmod(turn, self._groups[drawn])
         inside = (group[:, None] * wide + np.arange(wide)) % known.size[drawn, None]
         place = known.start[drawn, None] + inside

@@ -39,7 +39,7 @@ from nearfar.relations.relation import Relation
 __all__ = ["LEAST", "Least", "by_list", "by_other_engine", "check_strips", "fuses", "has_triton"]
 
 Raw = tuple[Tensor, Tensor | None]
-"""Queries and references before they are prepared; None where the queries are their own references."""
+"""Queries and references before preparation; None if the queries are their own references."""
 
 
 class Least(NamedTuple):
@@ -50,18 +50,18 @@ class Least(NamedTuple):
 
 
 LEAST = {"cpu": Least(2**18, 2**24), "cuda": Least(2**24, 2**32)}
-"""Measured on two cores and on an H200; a device without an entry is dense unless asked otherwise."""
+"""Measured on two cores and on an H200; on other devices "auto" is always dense."""
 DEAR = {"triplets": 64, "positive": 64}
-"""By how much a pair costs more than others in the dense engine on a GPU, which holds it once for each positive."""
+"""The cost of a pair relative to other losses, in the dense engine on a GPU, which holds it once per positive."""
 SHARED = 2**18
-"""Number of pairs from which several processes share the rows, rather than compute the dense matrix each."""
+"""Number of pairs from which several processes split the rows, instead of each computing the dense matrix."""
 BYTES = 64
-"""Memory that the dense engine needs for a pair, on a GPU (measured: 29 to 49)."""
+"""Memory per pair of the dense engine on a GPU, in bytes (measured: 29 to 49)."""
 MOST = 2**28
-"""Number of triplets from which the dense engine is not taken: it holds about four tensors of that size."""
+"""Number of triplets above which the dense engine is not used: it holds about four tensors of that size."""
 
 INSTALLED = RECENT and importlib.util.find_spec("triton") is not None
-"""Whether the kernels are there: they need Triton, and a PyTorch that brings a recent one."""
+"""Whether kernels are available: they need Triton, and a recent PyTorch."""
 
 
 def has_triton(device: torch.device) -> bool:

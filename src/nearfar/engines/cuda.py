@@ -17,17 +17,17 @@ from nearfar.engines.launch import Launch, Strip, on_device
 __all__ = ["Kernels"]
 
 STATES = 2**23
-"""Numbers that a strip of tiles leaves behind when it is folded."""
+"""Maximum number of state entries that the tiles of a strip write in a fold."""
 STEP = 4
-"""Positives whose triplets a kernel does without a loop: each such number is a kernel of its own."""
+"""Number of positives whose triplets a kernel unrolls; each value compiles a kernel of its own."""
 STRIP = 2**25
 """Entries of a strip of gradients."""
 MANY = 8
-"""Room for so many times the K pairs that are asked for; where more lie above the level, another engine serves."""
+"""Buffer size as a multiple of the K requested pairs; if more lie above the level, another engine is used."""
 PAIRS = {"BM": 16, "BK": 64}
-"""Rows and entries of a program that computes single pairs."""
+"""Block sizes of a program that computes single pairs: rows and entries."""
 TALL = 1024
-"""Least rows of a strip of gradients: each adds to the gradients of all columns."""
+"""Minimum number of rows of a strip of gradients, because each strip adds to the gradients of all columns."""
 
 
 class Kernels(Launch):

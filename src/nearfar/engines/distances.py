@@ -22,15 +22,15 @@ from nearfar.similarity import Similarity
 __all__ = ["Raw", "distance_rows", "widen"]
 
 NEAR = 256
-"""See above; of unit rows, pairs at a distance below .09."""
+"""See the module docstring; unit rows are near at a distance below .09."""
 FEW, EACH = 16, 8
-"""Rows are compared in each 8th place first, and in at least 16 of them: most pairs differ enough there."""
+"""Rows are first compared in every 8th entry, but at least 16 entries: enough to rule out most pairs."""
 ENTRIES = 2**17
-"""Pairs that are looked at together."""
+"""Number of pairs that are checked at a time."""
 ENTRIES_ON_GPU = 2**25
-"""The same on a GPU, which waits for each answer."""
+"""The same on a GPU, where each check synchronizes."""
 SMALL = 2**15
-"""Of so many pairs all places are compared at once."""
+"""Up to this many pairs, all entries are compared at once."""
 
 Raw = tuple[Tensor, Tensor | None]
 """Rows [n, d], and references [m, d] or None for the rows themselves."""

@@ -33,7 +33,7 @@ from nearfar.sets.base import Fold, UncertaintySet
 __all__ = ["finish"]
 
 FAR = 1e30
-"""A loss that no pair reaches."""
+"""The negated loss of a placeholder below all losses."""
 
 
 def finish(
@@ -349,4 +349,4 @@ FINISH: dict[str, Callable[[OperatorCall], Found]] = {
     "triplets": finish_triplets,
     "positive": finish_angles,
 }
-"""How each scope is finished."""
+"""The function that finishes each scope."""

@@ -24,7 +24,7 @@ from nearfar.relations.layout import ID, NOWHERE, POSITION_THEN_ID
 __all__ = ["balanced_triplets", "finish_angles", "finish_drawn", "finish_triplets", "hardest_triplet", "rule_of"]
 
 SUMS = 2**29
-"""Most numbers of the rows x_a + x_p that the angular loss makes."""
+"""Maximum number of entries of the rows x_a + x_p in the angular loss."""
 
 
 def finish_triplets(call: OperatorCall) -> Found:

@@ -27,7 +27,7 @@ __all__ = ["Strips", "evaluate"]
 ENTRIES = 2**18
 """Entries of a strip: 1 MB of float32, of which about forty exist at a time."""
 WIDER = 2**4
-"""Factor by which strips are larger on a GPU, where starting kernels takes the time otherwise."""
+"""Factor by which strips are larger on a GPU, where launching kernels would dominate otherwise."""
 
 Made = tuple[Tensor, list[Tensor | None], Tensor, Tensor]
 """Value; gradients of rows, columns and parameters; which rows [n] had a positive and a negative pair."""

@@ -20,17 +20,17 @@ from nearfar.similarity import Similarity
 __all__ = ["How", "ListedScores", "cheapest"]
 
 MOST = 3
-"""A list of more than one in so many of all pairs is no smaller than their matrix, which is then made."""
+"""If more than one in `MOST` of all pairs is listed, the list is no smaller than the matrix, which is used then."""
 DEAR = 16
-"""Work of a pair that is scored by itself, in pairs of a matrix product (measured: 16 to 26)."""
+"""Cost of scoring a pair by itself, relative to a pair in a matrix product (measured: 16 to 26)."""
 SMALL = 2**16
-"""A matrix of fewer pairs is made at once: the list must be half as long as otherwise, and strips do not pay."""
+"""Smaller matrices are computed as a whole: strips do not pay, and the list must be half as long as otherwise."""
 SMALL_FOR_TRIPLETS = 2**22
-"""The same for triplets, whose two lists of pairs would take two products in strips."""
+"""The same for triplets, whose two lists of pairs would need two products in strips."""
 CHUNK = 2**18
-"""Entries of the rows [t, d] that are gathered at a time; more of them would leave the processor's cache."""
+"""Entries of the rows [t, d] that are gathered at a time, so that they fit in the processor's cache."""
 CHUNK_ON_GPU = 2**24
-"""The same on a GPU, which would wait for the next call of a shorter one."""
+"""The same on a GPU, where shorter chunks would wait for kernel launches."""
 STRIP = 2**20
 """Entries of a strip of the matrix product."""
 

@@ -29,9 +29,9 @@ from nearfar.relations.relation import Relation
 __all__ = ["listed_value", "takes_lists", "valid_rows"]
 
 WASTE, LARGE = 4, 2**18
-"""A matrix with more places than LARGE, and more than WASTE times its pairs, is made in parts of like anchors."""
+"""Matrices with more than LARGE places and more than WASTE places per pair are split by pairs per anchor."""
 GPU_PAIRS = 2**24
-"""Number of all pairs from which lists are used on other devices: they read a few numbers, a dense matrix none."""
+"""Number of all pairs from which lists are used on other devices: they read numbers from the device, dense does not."""
 
 
 def takes_lists(product: Product, indices: tuple[Tensor, ...], relation: Relation, *, asked: bool) -> bool:

@@ -24,9 +24,9 @@ from nearfar.sets.entropic import KL
 __all__ = ["SCORES", "OperatorCall", "bounds", "fold_of", "group_value", "kind_of"]
 
 SCORES = (-1.01, 1.01), (-4.1, 0.1), (-2.1, 0.1)
-"""Between these lie the scores of unit rows, by similarity, in half precision too."""
+"""Ranges of the scores of unit rows, by similarity, with room for half-precision rounding."""
 HELD = 2**20
-"""Most losses that a set of the largest ones holds in strips: 24 MB with their places."""
+"""Maximum number of losses that strips hold for a top-K set: 24 MB with their positions."""
 
 
 class OperatorCall(Rows):
@@ -43,7 +43,7 @@ class OperatorCall(Rows):
         self.floor: Tensor | None = None
         self.high, self.full = math.inf, 0
         self.had_negative: Tensor | None = None
-        """Known before the fold where there is a miner."""
+        """Set before the fold if there is a miner."""
         miner = self.product.miner
         if miner is not None and not self.product.draws and self.narrow is not None:
             self._mine(miner)

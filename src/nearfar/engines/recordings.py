@@ -35,24 +35,24 @@ from nearfar.sets.base import UncertaintySet
 __all__ = ["DEVICES", "Replays", "replayed", "settings", "widest"]
 
 WAIT = 3
-"""Calls with the same shapes before one is recorded."""
+"""Number of calls with the same shapes before one is recorded."""
 NEVER = -1
-"""In place of the number of calls: the recording failed."""
+"""Replaces the number of calls after a failed recording."""
 MOST = 8
-"""Recordings of one loss; the one that was used least lately goes first."""
+"""Maximum number of recordings of a loss; the least recently used is dropped first."""
 PAIRS = 2**22
-"""Pairs n·m up to which a call is recorded: the dense engine's matrices stay in the recording's memory."""
+"""Largest n·m of a recorded call: the dense engine's matrices stay in the recording's memory."""
 TRIPLETS = 2**24
-"""The same for n·m·m of losses over triplets."""
+"""The same for n·m·m in losses over triplets."""
 FUSED = 2**31
-"""Pairs up to which a call of the fused engine is recorded; beyond them its kernels take longer than their start."""
+"""Largest number of pairs of a recorded fused call; beyond it kernels take longer than their launch."""
 DEVICES = frozenset({"cuda"} if RECENT else ())
 TENSORS = frozenset({Tensor, nn.Parameter})
 BASES = frozenset({object, ABC, Generic, Protocol, nn.Module})
 KNOWN: WeakKeyDictionary[type[Any], bool] = WeakKeyDictionary()
-"""Classes, and whether they and all their bases are ours."""
+"""Classes, and whether they and all their bases are nearfar's."""
 CHANGING = frozenset({"training", "_warned", "_deferred", "_replays", "_cached", "_maker"})
-"""Attributes of a loss that say nothing about its value."""
+"""Attributes of a loss that do not affect its value."""
 
 Given = tuple[Tensor | None, ...]
 Run = Callable[[Any, Given], Tensor]
@@ -219,7 +219,7 @@ class Recording:
         self.leaves = [
             place for place, x in enumerate((*given, *learned)) if wanted and x is not None and x.requires_grad
         ]
-        """Which of the tensors, given and learned, have a gradient."""
+        """Indices of the tensors, given and learned, that need a gradient."""
 
         def body() -> tuple[Tensor, tuple[Tensor | None, ...]]:
             # gradients are at least float32, so that a scaled loss is scaled before rounding
@@ -369,4 +369,4 @@ def _plain(value: Any, told: list[Any]) -> bool:
 LISTS = frozenset({tuple, list})
 PLAIN = frozenset({bool, int, float, str, type(None)})
 INNER = frozenset(nn.Module().__dict__)
-"""What every module holds: parameters, buffers, modules and hooks, which are told otherwise."""
+"""Attributes that every module has: parameters, buffers, submodules and hooks, which are handled elsewhere."""

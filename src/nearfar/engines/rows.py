@@ -22,7 +22,7 @@ from nearfar.relations.layout import NOWHERE, Layout, Narrow
 __all__ = ["Found", "RefusalError", "Rows", "Whole"]
 
 GATHERED = 2**26, 2**22
-"""Most entries n·P of gathered positive pairs: by kernels, and in strips."""
+"""Maximum entries n·P of gathered positive pairs, for kernels and for strips."""
 
 
 class RefusalError(Exception):
@@ -53,11 +53,11 @@ class Rows:
         self.similarity = SIMILARITIES.index(product.similarity.form or "dot")
         self.orders, self.size = layout.orders, len(rows)
         self.at: Tensor | None = None
-        """Which rows these are, in their order; None for all."""
+        """Indices of these rows, in their order; None for all."""
         self.share = slice(0, len(rows))
-        """Which of the rows this process folds."""
+        """The slice of rows that this process folds."""
         self.rest: list[Tensor] = []
-        """What float32 rows and columns lack of float64 ones; empty where these did not come."""
+        """The differences between float64 rows and columns and their float32 copies; empty if they came in float32."""
         if low is None:
             self._sort(layout, rows, cols)
         else:

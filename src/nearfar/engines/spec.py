@@ -18,9 +18,9 @@ SHAPES = ("line", "power", "softplus", "pace")
 SIDES = ("negative", "positive", "all")
 NEGATIVE, POSITIVE, ALL = range(3)
 LOW = (torch.float32, torch.bfloat16, torch.float16)
-"""Types that kernels take products in."""
+"""Dtypes of the kernels' matrix products."""
 REACH = 68.0
-"""Exponents within ±REACH of a level need no largest loss: their sums over 2^20 pairs fit into float32."""
+"""Exponents within ±REACH need no largest loss as level: their sums over 2^20 pairs fit in float32."""
 FLOATS = 13
 
 

@@ -17,11 +17,11 @@ from nearfar.engines.tiles import FAR, Gradients, Tile, Tiles, descend_
 __all__ = ["Strips"]
 
 KEPT = 2**19
-"""Most pairs whose weights are kept for the gradient: 2 MB of float32. Fresh memory of more costs what it saves."""
+"""Maximum number of pairs whose weights are kept for the gradient: 2 MB of float32; more would not pay."""
 BLOCK = 16
-"""Entries whose largest is looked at first where the largest of all are wanted."""
+"""Entries of a block; to find the largest entries, block maxima are compared first."""
 LOWEST = {torch.float64: -600.0, torch.float32: -60.0}
-"""Smallest exponents: below, exp gives subnormal numbers, on which a processor is thirty times slower."""
+"""Smallest exponents: exp of lower ones is subnormal, which is thirty times slower on a processor."""
 
 
 class Strips(Tiles):
@@ -356,7 +356,7 @@ class Strips(Tiles):
 
 
 TOTAL, SECOND, HELD, SIZE, SEEN = range(5)
-"""The sums of a fold; the sixth row is the level."""
+"""Rows of the sums of a fold; the sixth row is the level."""
 
 
 def blocks(l: Tensor) -> Tensor:

@@ -23,15 +23,15 @@ __all__ = ["FAR", "Gradients", "Tile", "Tiles", "descend_"]
 TALL, WIDE = 256, 1024
 """Rows and columns of a tile: 1 MB of float32."""
 FULL = 2**19
-"""Entries of a tile with whole rows, where a row's largest loss is needed first."""
+"""Entries of a tile that spans whole rows, used if a row's largest loss is needed first."""
 ON_GPU = 8
-"""Factor by which sides of a tile are larger on a GPU, where starting kernels takes the time otherwise."""
+"""Factor by which tiles are taller and wider on a GPU, where launching kernels would dominate otherwise."""
 FAR = 1e30
-"""A score that no pair reaches."""
+"""A score beyond that of any pair."""
 GATHER = 2**20
-"""Numbers of gathered rows that are held at a time."""
+"""Number of entries of gathered rows that are held at a time."""
 FEW = 8
-"""Pairs of a row up to which their rows are gathered; more lie in a narrow product."""
+"""Up to this many pairs per row, columns are gathered; beyond it a narrow product is used."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Tile:
     cols: slice
     mirrored: bool
     own: tuple[Tensor, Tensor] | None
-    """Places [k] in the flattened tile of pairs that are not negative, and which of them are positive [k]."""
+    """Positions [k] in the flattened tile of pairs that are not negative, and which of them are positive [k]."""
 
     @property
     def shape(self) -> tuple[int, int]:

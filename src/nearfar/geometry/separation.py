@@ -54,8 +54,8 @@ def hardness(embeddings: Tensor, labels: Tensor, *, margin: float = 0.0, metric:
 
     Proved: H = 0 if and only if the rows are triplet-separated; H is invariant under rigid motions and, with α = 0,
     proportional to the scale; H/2 ≤ d_iso and H/4 ≤ d_haus. The margin matters: with α = 0 all rows on one point are a
-    global minimum (H = 0), with α > 0 they cost α. All but the scale holds for angles and ladders too, and H of angles
-    is 0 where that of the chords |x - z| of unit rows is, and never smaller.
+    global minimum (H = 0), with α > 0 they cost α. All except the scale holds for angles and ladders, and H of angles
+    is 0 if and only if that of the chords |x - z| of unit rows is, and never smaller.
 
     Distances are differences in double precision. Above 1,024 rows, products in float32 select the anchors that can be
     the worst, and only these (at most 4,096) are computed in double. A ladder is always computed in double.

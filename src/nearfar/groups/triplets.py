@@ -55,9 +55,9 @@ class Judge(Part):
 
     shortcuts = ("angle", "band")
     angle: float | None = None
-    """t of a score that is `AngularScore`; None for any other."""
+    """t, if the score is an `AngularScore`; else None."""
     band: float | None = None
-    """m of a selection that is `SemiHardBand`; None for any other."""
+    """m, if the selection is a `SemiHardBand`; else None."""
 
 
 @dataclass(frozen=True)

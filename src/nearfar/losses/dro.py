@@ -17,7 +17,7 @@ __all__ = ["DroChiSquare", "DroKL", "DroKLGrouped", "DroTopK", "DroTopKPN", "Dro
 
 Zero = Literal["keep", "drop"]
 MANY = "8B"
-"""K where none is given."""
+"""Default of K."""
 
 
 class DroWorst(Recipe):

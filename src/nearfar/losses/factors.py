@@ -30,7 +30,7 @@ GROUPS: dict[str, Grouping] = {
     "triplets": Triplets(),
 }
 PLANS = 64
-"""Plans that a loss keeps."""
+"""Number of plans that a loss caches."""
 ENGINES = ("auto", "dense", "tiled", "fused")
 Engine = Literal["auto", "dense", "tiled", "fused"]
 Members = Literal["negative", "all"]
@@ -112,7 +112,7 @@ class CachedProduct:
     product: Product
     learned: bool
     plans: dict[tuple[int, int], tuple[Product, Plan]] = field(default_factory=dict)
-    """By the changes that parts have seen and by rows: the product of such a batch, and its plan."""
+    """By number of part changes and rows: the product for such a batch, and its plan."""
 
     def plan(self, rows: int) -> tuple[Product, Plan]:
         """The product for a batch of `rows` rows, and its plan."""

@@ -27,7 +27,7 @@ from nearfar.similarity import NegSquaredEuclidean
 __all__ = ["ArcFace", "CosFace", "NormalizedSoftmax", "ProxyAnchor", "ProxyNCA"]
 
 FEW = 2**20
-"""Logits up to which a cross-entropy is computed at once."""
+"""Largest number of logits for which a cross-entropy is computed at once."""
 
 
 def class_softmax(pair: Pairs) -> Factors:
@@ -51,7 +51,7 @@ class Proxies(Composed, without=("miner",)):
     fixed = frozenset({"classes", "dim"})
 
     swapped = False
-    """Rows of the product are the proxies, columns the batch."""
+    """Whether rows of the product are the proxies, and columns the batch."""
 
     def _begin(self) -> None:
         self.proxies = nn.Parameter(torch.randn(self.classes, self.dim))

@@ -22,7 +22,7 @@ from nearfar.similarity import Similarity
 __all__ = ["FastAP", "SmoothAP"]
 
 RANGES = {"dot": (-1.0, 1.0), "squared": (-4.0, 0.0), "distance": (-2.0, 0.0)}
-"""The least and the largest score of unit rows, by the form of the similarity."""
+"""The smallest and largest score of unit rows, by the form of the similarity."""
 
 
 class Sigmoid(PairLoss, swift=True):

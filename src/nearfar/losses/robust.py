@@ -113,7 +113,7 @@ class Loss(Settings, ABC):
 
     keyword_only = True
     owner = ""
-    """The name in messages; that of the class, unless the loss is part of another one."""
+    """The name used in messages: the class name, unless an outer loss sets its own."""
 
     def _prepare(self) -> None:
         self.owner = type(self).__name__
@@ -227,19 +227,19 @@ class RobustLoss(Loss):
     engine: Engine = "auto"
 
     usual: ClassVar[dict[str, Callable[[], Part]]] = {"similarity": Cosine}
-    """What makes the parts that are not given."""
+    """Factories of the parts that are not given."""
     anchors: ClassVar[Anchors] = "representatives"
     """Which rows act as anchors when class representatives are marked."""
     among_representatives: ClassVar[bool] = False
-    """Negative pairs of two representatives count, even where the relation leaves them out."""
+    """Whether negative pairs of two representatives count even if the relation leaves them out."""
     listed_once = False
-    """A pair that an index tuple lists several times, as triplets do, counts once."""
+    """Whether a pair that an index tuple lists several times, as triplets do, counts once."""
     listed_apart = False
-    """A pair that an index tuple lists both as positive and as negative is an error."""
+    """Whether a pair listed both as positive and as negative is an error."""
     composed: ClassVar[bool] = False
-    """Rows, columns or relation of the product are made from the batch first."""
+    """Whether rows, columns or relation of the product are first computed from the batch."""
     tile = cast("int | None", None)
-    """Rows in a strip of the tiled engine; None for a height that suits the processor's cache."""
+    """Rows per strip of the tiled engine; None for a height that suits the processor's cache."""
 
     def factors(self) -> Factors:
         """The factors for the present settings; miner, similarity and reduction come from the settings if left out."""

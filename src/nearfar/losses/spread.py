@@ -16,7 +16,7 @@ from nearfar.losses.robust import Call, Loss
 __all__ = ["SpreadFloor", "spread"]
 
 LEAST = 1e-6
-"""Added to the spread, so that rows which are all equal give a finite number: float32 knows it no better."""
+"""Added to the spread, so that equal rows give a finite value; float32 is no more accurate."""
 
 
 class SpreadFloor(Loss):

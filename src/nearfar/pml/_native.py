@@ -29,7 +29,7 @@ Indices = tuple[Tensor, ...]
 Number = TypeVar("Number", float, Tensor)
 ROWS = frozenset({Tensor, nn.Parameter})
 SCALARS = (bool, int, float, str, type(None))
-"""Types of settings with which our losses are made; with others, such as a tensor, PML computes."""
+"""Types of settings that nearfar's losses accept; with others, such as a tensor, PML computes."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,13 +18,13 @@ __all__ = ["ID", "NEGATIVE", "NOWHERE", "POSITION", "POSITION_THEN_ID", "POSITIV
            "flags_of", "list_own", "listed_layout"]  # fmt: skip
 
 NOWHERE, POSITION, ID, POSITION_THEN_ID = range(4)
-"""How a row and a column are known to be the same sample."""
+"""How a row and a column are recognized as the same sample."""
 POSITIVE, NEGATIVE = 1, 2
 """Bits of a flag: the row, or column, may be part of a positive, or negative, pair."""
 Both = tuple[Tensor, Tensor]
-"""Of rows and of columns."""
+"""One tensor for rows and one for columns."""
 Pairs = tuple[Tensor, Tensor, Tensor, Tensor]
-"""Where the pairs of each row begin [n + 1], their rows [k] and columns [k], and which are positive [k]."""
+"""Start of each row's pairs [n + 1], their rows [k] and columns [k], and which are positive [k]."""
 
 
 class Narrow(NamedTuple):
@@ -213,9 +213,9 @@ class Layout:
 
 
 LISTED = 2**22
-"""Most pairs that are listed at once; more are listed strip by strip."""
+"""Maximum number of pairs that are listed at once; longer lists are made strip by strip."""
 APART = -3
-"""The code of a column that is the positive of no row."""
+"""The code of a column that is positive for no row."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,11 +17,11 @@ __all__ = ["Near", "Weights", "consistent", "entries", "listed", "meetings", "on
 
 Kind = TypeVar("Kind")
 Weights = tuple[Tensor, Tensor] | Tensor
-"""Weights of rows [n] and columns [m], whose product is that of a pair, or of pairs [n, m]."""
+"""Weights of rows [n] and columns [m], whose product is the weight of a pair, or weights of pairs [n, m]."""
 SHARE = 8
-"""A list has at most every such pair of a relation; longer ones are slower than masks."""
+"""A list holds at most one in `SHARE` of all pairs; longer lists are slower than masks."""
 FEW = 64
-"""A row may list this many columns in any case, and else two of `SHARE` of them."""
+"""A row may always list this many columns, or else two in `SHARE` of them."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -25,7 +25,7 @@ NUMBER = r"(\d+\.?\d*|\.\d+)"
 MULTIPLE = re.compile(rf"\s*{NUMBER}?\s*B\s*(?:/\s*{NUMBER})?\s*", re.ASCII)
 Kind = TypeVar("Kind", bound=Part)
 ROWS: ContextVar[int | None] = ContextVar("ROWS", default=None)
-"""The batch size within a method that was replaced on one object; None elsewhere."""
+"""The batch size while a method replaced on an instance runs; None elsewhere."""
 
 
 def multiple(count: str) -> float | None:

@@ -19,7 +19,7 @@ from nearfar.sets.stream import Cap, Dual, Orders, Stream
 __all__ = ["KL", "KLStream", "gentle", "log_average", "log_mean", "log_partition"]
 
 LOWEST = {torch.float64: -600.0, torch.float32: -60.0}
-"""Smallest exponents: below, exp gives subnormal numbers, on which a processor is thirty times slower."""
+"""Smallest exponents: exp of lower ones is subnormal, which is thirty times slower on a processor."""
 
 
 def gentle(z: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from nearfar.pml._native import Indices, is_ours
 __all__ = ["ArcFaceLoss", "CosFaceLoss"]
 
 WIDE = (torch.float32, torch.float64)
-"""Precisions in which a sum in another order shows in the last digits alone."""
+"""Dtypes in which another order of summation only affects the last digits."""
 
 
 class OwnCosines:

@@ -22,9 +22,9 @@ from nearfar.relations.index_tuples import as_pairs, check_apart, indexed
 __all__ = ["Native"]
 
 SMALL = 2**16
-"""Pairs up to which a batch on a CPU is computed by the dense engine with as few checks as possible."""
+"""Largest number of pairs for which a CPU batch goes to the dense engine with as few checks as possible."""
 WHOLE = (torch.int64, torch.int32)
-"""Types of indices that torch takes; it reads others as masks, or refuses them."""
+"""Index dtypes that torch accepts; it reads others as masks, or rejects them."""
 
 
 class Native:
@@ -42,13 +42,13 @@ class Native:
     settings: ClassVar[tuple[str, ...]] = ()
     """Attributes that `recipe` reads."""
     least: ClassVar[tuple[int, int]] = (0, 0)
-    """Rows on a CPU below which PML is faster, without and with an index tuple."""
+    """Number of rows below which PML is faster on a CPU, without and with an index tuple."""
     tuples: ClassVar[bool] = True
-    """Whether our loss reads an index tuple as PML's does."""
+    """Whether nearfar's loss treats index tuples like PML's."""
     references: ClassVar[bool] = True
-    """Whether our loss reads reference rows as PML's does."""
+    """Whether nearfar's loss treats reference rows like PML's."""
     once: ClassVar[bool] = False
-    """Whether a pair that an index tuple lists twice counts once: PML computes the loss from masks."""
+    """Whether a pair listed twice counts once, because PML computes the loss from masks."""
 
     # attributes of PML's class
     distance: Any

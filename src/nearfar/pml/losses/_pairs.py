@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 SAFE = 70.0
-"""Difference of exponents up to which no quotient of exponentials underflows in float32, with any number of pairs."""
+"""Largest difference of exponents for which no quotient underflows in float32, for any number of pairs."""
 
 
 class ContrastiveLoss(Native, losses.ContrastiveLoss):
