@@ -135,7 +135,7 @@ class SoftplusLink(Link, swift=True):
 
 
 class ShareLink(Link, swift=True):
-    """Minus the log of the positive side's softmax share, v = log(1 + e^{negative - positive}) (neighborhood components).
+    """Minus the log of the positive side's softmax share: v = log(1 + e^{negative - positive}) (NCA).
 
     Both sides are log-sum-exps of scores, so that v = -log(Σ₊ eˢ / Σ eˢ) over all pairs of the anchor. Anchors without
     positive pairs do not count.

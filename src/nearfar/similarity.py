@@ -95,7 +95,7 @@ def _plain_root(square: Tensor) -> Tensor:
 
 
 class _Root(torch.autograd.Function):
-    """`root` in a third of the steps."""
+    """Autograd function of `root`, in a third of the steps of plain autograd."""
 
     @staticmethod
     def forward(ctx: Any, square: Tensor) -> Tensor:

@@ -104,7 +104,7 @@ class PackedNames(Sequence[str]):
         )
 
     def take(self, rows: Labels) -> PackedNames:
-        """Some of the names, which share the arrays."""
+        """A subset of the names, which shares the arrays."""
         return PackedNames(self.data, self.start, rows if self.rows is None else self.rows[rows])
 
     def __len__(self) -> int:
@@ -231,7 +231,7 @@ class _Part:
         return _Part(other(self.whole), self.rows, self.labels, self.classes)
 
     def hold(self, device: torch.device) -> DeviceSamples | None:
-        """The part on a device, if the full data set can be copied there."""
+        """The subset on a device, if the full data set can be copied there."""
         held = hold(self.whole, device)
         return None if held is None else held.part(self.rows)
 
@@ -266,7 +266,7 @@ class ByName(Mapping[str, Any]):
 
 
 def hold(samples: Samples, device: torch.device) -> DeviceSamples | None:
-    """The samples on a device; None if they have no method `hold`, or it says that they do not fit."""
+    """The samples on a device; None if they have no method `hold`, or if it reports that they do not fit."""
     own = getattr(samples, "hold", None)
     held: DeviceSamples | None = None if own is None else own(device)
     return held

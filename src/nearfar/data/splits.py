@@ -110,5 +110,5 @@ class Shares:
 
 
 def classes_apart(train: Samples, test: Samples) -> int:
-    """The number of classes that are for the test only; 0 if their names do not distinguish them."""
+    """The number of classes that are only in the test; 0 if class names do not distinguish them."""
     return len(test.classes) if set(train.classes).isdisjoint(test.classes) else 0

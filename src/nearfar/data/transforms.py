@@ -137,7 +137,7 @@ class Plain:
         return _standardize(to_tensor(picture), self.mean, self.std)
 
     def draw(self, size: Size, generator: np.random.Generator) -> list[float]:
-        """Nothing is drawn."""
+        """Nothing to draw."""
         return []
 
     def render(self, x: Tensor, draws: Tensor) -> Tensor:

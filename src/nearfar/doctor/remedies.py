@@ -273,7 +273,7 @@ def _pairs(count: float | str, rows: int) -> float:
 def softer_mining(run: Patient) -> Remedy | None:
     """Semi-hard mining in place of the one hardest triplet.
 
-    Not in place of hard mining, which gives each anchor two pairs, and fewer only if the margin separates it.
+    Does not replace hard mining, which gives each anchor two pairs, and fewer only if the margin separates it.
     """
     one = run.config is not None and run.config.loss.options.get("mining") == "hardest"
     return semihard(run) if run.triplets and one else None

@@ -21,9 +21,9 @@ class Anneal:
     similarity: distances of unit rows lie in [0, 2].
 
     Args:
-        steps: after so many the loss is the plain hard one.
+        steps: number of steps after which the loss is plain hard mining.
         start: γ before the first step.
-        end: γ that would be reached at `steps`, where the maximum takes over.
+        end: γ that would be reached at `steps`, where `Worst` takes over.
 
     >>> [Anneal(10).over(t) for t in (0, 5, 10)]
     [KL(zero='keep', zero_member=False, gamma=1.0, normalized=True), KL(..., gamma=0.1, normalized=True), Worst(...)]

@@ -164,7 +164,7 @@ class Loss(Settings, ABC):
             return self._value(call)
 
     def _core(self) -> Any:
-        """The product inside, if a call depends only on its arguments, parameters and settings; else None."""
+        """The inner `RobustLoss`, if a call depends only on its arguments, parameters and settings; else None."""
         return None
 
     def explain(

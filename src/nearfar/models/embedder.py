@@ -192,5 +192,5 @@ def group_norms(model: nn.Module, groups: int = 8) -> int:
 
 
 def _freeze(layer: nn.Module, _: Any) -> None:
-    """A hook, because `model.train()` would set the mode of every part again."""
+    """Registered as a hook, because `model.train()` would set the mode of every part again."""
     layer.training = False

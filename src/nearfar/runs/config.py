@@ -134,7 +134,7 @@ def _with_flags(tree: Any, flags: Sequence[tuple[str, str]]) -> Any:
 
 
 def _data_sizes(tree: Any) -> tuple[Any, Any]:
-    """`data.size` and `data.train_size`, which keep their ratio if flags set only the first."""
+    """Keep the ratio of `data.size` and `data.train_size` if flags set only the first."""
     section = tree.get("data") if isinstance(tree, dict) else None
     return (section.get("size"), section.get("train_size")) if isinstance(section, dict) else (None, None)
 

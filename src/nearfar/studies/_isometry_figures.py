@@ -20,7 +20,7 @@ def _rows(ax: Any, x: Any, labels: Any, marker: str = "o", **how: Any) -> None:
 
 
 def _boundary(ax: Any, x: Any, labels: Any, label: int) -> None:
-    """The boundary for rows of other classes: they must lie outside every ball around an anchor through its farthest positive."""
+    """The boundary for rows of other classes: outside every ball around an anchor through its farthest positive."""
     mine = x[labels == label]
     radii = np.linalg.norm(mine[:, None] - mine[None], axis=2).max(axis=1)
     low, high = x.min(axis=0) - 2.5, x.max(axis=0) + 2.5

@@ -266,7 +266,7 @@ class _Training:
             self.progress.step(entry)
 
     def _evaluate(self, moment: Moment) -> dict[str, Any]:
-        """Score the held-out classes (under the papers' protocol, the test classes), and save the best weights."""
+        """Score the held-out classes (or the test classes, under the papers' protocol), and save the best weights."""
         state, plan = self.state, self.state.config.training
         paper, found = plan.protocol == "paper", dict[str, Any]()
         samples, gallery = (state.data.test, state.data.gallery) if paper else (state.validation, None)

@@ -33,12 +33,12 @@ def check_trackers(names: Iterable[str]) -> None:
 
 
 class Trackers:
-    """The trackers that a configuration names, open while the block runs.
+    """The trackers named in a configuration, open while the block runs.
 
     Args:
         config: the configuration of the run, which wandb and MLflow store.
-        folder: the run folder, whose name the run gets there; TensorBoard's files go into it.
-        quiet: log nothing, on all ranks but the first.
+        folder: the run folder; its name becomes the name of the run, and TensorBoard's files go into it.
+        quiet: log nothing, on all ranks except the first.
     """
 
     def __init__(self, config: Config, folder: Path, *, quiet: bool = False) -> None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["serve"]
 
 PER_CLIENT = 64
-"""Connections of one address, where addresses tell clients apart."""
+"""Maximum number of connections of one address, if addresses distinguish clients."""
 
 
 def serve(
