@@ -243,7 +243,7 @@ class Cosine(Similarity, swift=True):
 
 
 class Dot(Similarity, swift=True):
-    """Dot product, s = ⟨x, y⟩, of rows as they are by default."""
+    """Dot product, s = ⟨x, y⟩; rows are not normalized by default."""
 
     norms = False
     form = "dot"

@@ -1,4 +1,4 @@
-"""Errors for names that do not exist: the right one where pytorch-metric-learning (PML) has another, else the nearest.
+"""Errors for unknown names, with a suggestion: our name for a name of pytorch-metric-learning (PML), else the nearest.
 
 Contrastive(margin=1)      TypeError: Contrastive: there is no margin=; write pos_margin= and neg_margin=.
 Triplet(margn=1)           TypeError: Triplet: there is no margn=; did you mean 'margin'?

@@ -102,7 +102,7 @@ class MPerClass(GlobalBatches):
         inside = (group[:, None] * wide + np.arange(wide)) % known.size[drawn, None]
         place = known.start[drawn, None] + inside
         rows = np.empty_like(place)
-        # beside a large class, small ones are shuffled thousands of times in an epoch: touch only the classes in a pass
+        # next to a large class, small ones are shuffled thousands of times per epoch: only touch classes in a pass
         order = np.argsort(passes, kind="stable")
         ends = np.searchsorted(passes[order], np.arange(int(passes[order[-1]]) + 2))
         shuffled, again = known.rows.copy(), np.arange(len(known.rows))

@@ -139,7 +139,7 @@ def scan(shards: Sequence[Path], rule: LabelRule, inputs: str | None, watch: Wat
     """Read the headers of all files in the shards, and the labels of all samples.
 
     Returns:
-        The arrays of a `nearfar.data.shards.ShardIndex`, less its stamps.
+        The arrays of a `nearfar.data.shards.ShardIndex`, without its stamps.
 
     Raises:
         FileNotFoundError: a shard is missing, or samples that a table lists.

@@ -68,7 +68,7 @@ class CachedPictures:
         return self[int(self.substitutes()[index])] if picture is None else picture
 
     def genuine(self, index: int) -> Image.Image | None:
-        """The picture itself, never a substitute; None if it cannot be read and is to be skipped."""
+        """The picture itself, never a substitute; None if it cannot be read and is skipped."""
         pixels = self.file[index]
         return None if pixels is None else Image.fromarray(pixels)
 

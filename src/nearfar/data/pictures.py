@@ -161,7 +161,7 @@ class Pictures:
         return self._substitute(index) if picture is None else picture
 
     def genuine(self, index: int) -> Image.Image | None:
-        """The image itself, never a substitute; None if it cannot be read and is to be skipped."""
+        """The image itself, never a substitute; None if it cannot be read and is skipped."""
         path = self.paths[index]
         try:
             return _read(path)

@@ -237,7 +237,7 @@ class _Part:
 
 
 def genuine(samples: Samples, index: int) -> Any:
-    """The sample itself, never a substitute; None if it cannot be read and is to be skipped.
+    """The sample itself, never a substitute; None if it cannot be read and is skipped.
 
     `samples[i]` is for training, which may use a substitute; everything that scores, embeds or shows samples uses this.
 
@@ -249,7 +249,7 @@ def genuine(samples: Samples, index: int) -> Any:
 
 
 class ByName(Mapping[str, Any]):
-    """A mapping from names to samples, never substitutes; None if one cannot be read and is to be skipped."""
+    """A mapping from names to samples, never substitutes; a sample is None if it cannot be read and is skipped."""
 
     def __init__(self, samples: Samples) -> None:
         self._samples = samples

@@ -24,7 +24,7 @@ def choose_effort(index: DiskIndex, rows: Callable[[slice], np.ndarray], target:
 
     Args:
         index: the index to measure.
-        rows: maps a chunk to its rows, as they are compared.
+        rows: maps a chunk to its rows, in the form in which they are compared.
         target: the wanted recall.
 
     Returns:

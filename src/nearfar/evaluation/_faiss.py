@@ -36,7 +36,7 @@ REMEDY = 'choose kind="exact"'
 PER_CELL = 64
 """Training rows per cell: a quarter of faiss's default, trained four times faster and as good to search."""
 FEWEST = 20_000
-"""Training rows of a product quantizer, if there are so many."""
+"""Training rows of a product quantizer, if the data has that many."""
 
 
 def faiss(remedy: str = 'leave backend="torch"') -> Any:

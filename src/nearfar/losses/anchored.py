@@ -102,7 +102,7 @@ class GeneralizedLifted(Recipe):
 
     @classmethod
     def as_in_paper(cls) -> GeneralizedLifted:
-        """Qi et al. 2020, eq. 3: on cosine, summed over anchors, without a margin (its λ cancels)."""
+        """Build the form of Qi et al. 2020, eq. 3: on cosine, summed over anchors, without a margin (its λ cancels)."""
         return cls(margin=0.0, reduction="sum", similarity=Cosine())
 
 

@@ -85,7 +85,7 @@ class DroTopK(Recipe):
 
     @classmethod
     def as_in_paper(cls, k_code: int = 80, pair: PairLoss | None = None) -> DroTopK:
-        """The K of the authors' code, which is half of the paper's: it keeps 4·K_code ordered entries."""
+        """Build the loss with K as in the authors' code, half of the paper's K: the top 4·K_code ordered entries."""
         return cls(k=2 * k_code, pair=pair)
 
 
@@ -119,7 +119,7 @@ class DroTopKPN(Recipe):
 
     @classmethod
     def as_in_paper(cls, k_code: int = 80, pair: PairLoss | None = None) -> DroTopKPN:
-        """The K of the authors' code: the top 2·K_code ordered entries of each sign."""
+        """Build the loss with K as in the authors' code: the top 2·K_code ordered entries of each sign."""
         return cls(k=2 * k_code, pair=pair)
 
 
@@ -158,7 +158,7 @@ class DroKL(Recipe):
 
     @classmethod
     def as_in_paper(cls, gamma: float = 0.1, k_code: int = 80, pair: PairLoss | None = None) -> RobustLoss:
-        """The loss of the authors' code, which differs from the softmax in the text.
+        """Build the loss of the authors' code, which differs from the softmax in the text.
 
         Weights p ∝ e^{l/γ} - 1 on the 4·K_code largest ordered losses; the loss is the mean of 4·K_code draws from p.
         """

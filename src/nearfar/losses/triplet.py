@@ -111,7 +111,7 @@ class Triplet(Recipe):
 
     @classmethod
     def as_in_paper(cls, margin: float = 0.1, smooth: float = 0.0) -> Triplet:
-        """The form of Jaffe 2020 and Can et al. 2019, with squared distances of unit rows."""
+        """Build the form of Jaffe 2020 and Can et al. 2019, with squared distances of unit rows."""
         return cls(margin=margin, smooth=smooth, similarity=NegSquaredEuclidean())
 
 

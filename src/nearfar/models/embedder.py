@@ -101,7 +101,7 @@ class Embedder(Keywords, nn.Module):
 
 
 def _generalized_mean(maps: Tensor) -> Tensor:
-    """Radenović, Tolias & Chum 2019, with their p = 3; in float32 or more, because cubes of bf16 keep two digits."""
+    """Generalized-mean pooling (Radenović, Tolias & Chum 2019) with p = 3; in float32, as cubes of bf16 lose digits."""
     exact = maps if maps.dtype == torch.float64 else maps.float()
     # the root has an infinite slope at 0
     return exact.clamp(min=SMALLEST).pow(3).mean(dim=(2, 3)).pow(1 / 3)

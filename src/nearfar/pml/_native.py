@@ -1,4 +1,4 @@
-"""Shared by the losses and miners of `nearfar.pml`: decides when our code may run in place of PML's.
+"""Shared by the losses and miners of `nearfar.pml`: decides when our code may run instead of PML's.
 
 A class here derives from PML's class, so that settings, hooks, errors, `repr`, state dicts and `isinstance` are PML's.
 Its `forward` checks that everything involved is known: the class and its methods, the distance, the reducer, the types

@@ -28,7 +28,7 @@ Pairs = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 class Narrow(NamedTuple):
-    """The positive pairs of each row, gathered: columns [n, P], and the measure [n, P] of those that are real."""
+    """The positive pairs of each row, gathered: columns [n, P], and the measure [n, P], which is 0 for padding."""
 
     place: Tensor
     measure: Tensor
@@ -85,7 +85,7 @@ class Layout:
 
     @property
     def given(self) -> int:
-        """Which of `tensors` are present beside labels: bits 1 flags, 2 ids, 4 weights."""
+        """Which of `tensors` are present besides labels: bits 1 flags, 2 ids, 4 weights."""
         return sum(bit for bit, pair in ((1, self.flags), (2, self.ids), (4, self.weights)) if pair is not None)
 
     def has_negative(self) -> Tensor:

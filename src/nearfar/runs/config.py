@@ -140,7 +140,7 @@ def _data_sizes(tree: Any) -> tuple[Any, Any]:
 
 
 def _mapping(section: str, text: str) -> Mapping[str, Any]:
-    """Parse a section given as a flag: a mapping, or only the name of a loss or a sampler. The name comes first."""
+    """Parse a section given as a flag: a mapping (its name comes first), or only the name of a loss or a sampler."""
     try:
         value = read_yaml(f"--{section}", text)
     except _DuplicateKeyError:

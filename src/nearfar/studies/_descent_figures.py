@@ -91,7 +91,7 @@ def bounds(found: Numbers, file: Path) -> None:
 
 
 def extensions(found: Numbers, file: Path) -> None:
-    """α > 0, μ ≠ 1, n > 1, d > 1, stochastic steps, CCP."""
+    """Draw the figure of the extensions: α > 0, μ ≠ 1, n > 1, d > 1, stochastic steps, CCP."""
     titles = {
         "alpha": "α > 0 (armijo)",
         "mu": "μ ≠ 1 (local safe step)",

@@ -118,7 +118,7 @@ def _is_in(target: Path, folder: Path) -> bool:
 
 
 def check_suffix(option: str, path: Path, allowed: Mapping[str, str]) -> None:
-    """Require a suffix that says what is written.
+    """Require a suffix that is allowed, since it determines what is written.
 
     Args:
         option: the option that names the file.

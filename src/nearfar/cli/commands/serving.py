@@ -80,7 +80,7 @@ def serve(
 
 
 def _greet(made: Index | DiskIndex, index: Path, host: str, port: int, pictures: bool) -> None:
-    """Print the address, and what is missing."""
+    """Print the address, and which optional parts the index lacks."""
     from nearfar.serve.server import is_loopback
 
     if not pictures:
