@@ -29,8 +29,8 @@ class Sides:
         anchors: [n] rows that count.
         losses: [n, m] losses of the positive pairs; read only where `measure` is above zero.
         measure: [n, m] base measure of the positive pairs.
-        columns: [m] value of each reference's negative group, where the link asked for it, else None; or [n, m], where
-            the m references of each anchor are its own.
+        columns: [m] value of each reference's negative group, if the link asks for it, else None; or [n, m], if
+            each anchor has m references of its own.
         has_columns: that group is not empty.
     """
 

@@ -226,7 +226,7 @@ class Hard(Miner, swift=True):
 
 
 class SemiHard(Miner, swift=True):
-    """Keep the semi-hard negatives: less similar than a threshold λ that stands for the positive, by less than m.
+    """Keep the semi-hard negatives: less similar than a threshold λ, which represents the positive, by less than m.
 
         λ - m < s < λ
 
@@ -277,7 +277,7 @@ class DistanceWeighted(Miner, swift=True):
     """Draw, for each anchor, as many negative pairs as it has positive ones, with probability ∝ 1 / q(d).
 
     q(d) ∝ d^{dim-2} (1 - d²/4)^{(dim-3)/2} is the density of distances between random points of the unit sphere
-    (Wu et al. 2017), so that all distances below `upper` are met evenly. All positive pairs stay. Draws are with
+    (Wu et al. 2017), so that distances below `upper` are drawn uniformly. All positive pairs stay. Draws are with
     replacement: a pair drawn twice counts twice. Scores must be those of unit rows.
 
     Args:

@@ -99,7 +99,7 @@ class PairLoss(Part, Settings, ABC):
 
     @abstractmethod
     def forward(self, s: Tensor, sign: int) -> Tensor:
-        """Losses of scores s (any shape) that all carry the same sign: +1 positive, -1 negative."""
+        """Losses of scores s (any shape), all with the same sign: +1 positive, -1 negative."""
 
     def form(self, sign: int) -> PairForm | None:
         """The loss of one sign as numbers; None if it has no such form."""

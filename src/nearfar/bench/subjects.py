@@ -47,7 +47,7 @@ Peer = Callable[[int, int, Any, Any], Step]
 """Makes PML's loss from rows, width, and PML's modules of losses and of miners."""
 
 PEER = "PML"
-"""The name that pytorch-metric-learning has in tables, where engines stand otherwise."""
+"""The name of pytorch-metric-learning in tables, used like the name of an engine."""
 EACH = 4
 """Rows per class in the batches."""
 PRECISIONS = {

@@ -72,7 +72,7 @@ class Split:
 
 @dataclass(frozen=True, eq=False)
 class Glyphs:
-    """The data set: `train` and `test` share no class and no script, `faces` names the font faces."""
+    """The data set: `train` and `test` have no class and no script in common; `faces` names the font faces."""
 
     train: Split
     test: Split
@@ -101,7 +101,7 @@ def glyphs(*, cache: str | Path | None = None, progress: bool = True) -> Glyphs:
 
     Args:
         cache: Folder for the drawn data; by default `$XDG_CACHE_HOME/nearfar` or `~/.cache/nearfar`.
-        progress: Show a bar while drawing, or now and then a plain line where there is no terminal.
+        progress: Show a bar while drawing, or occasional plain lines if there is no terminal.
 
     Returns:
         Both splits; the same matplotlib gives the same bytes.
@@ -223,7 +223,7 @@ class _Pen:
         blank = np.zeros((SIZE, SIZE), dtype=np.uint8)
         glyph: Any = font.load_glyph(index, flags=self._unhinted)  # type: ignore[arg-type]
         points, kinds = font.get_path()
-        ink = points[kinds != Outline.CLOSEPOLY]  # closing entries carry no point of their own
+        ink = points[kinds != Outline.CLOSEPOLY]  # closing entries have no point
         if not len(ink):
             return blank
         scale = SIZE / (TOP - BOTTOM) / 1000.0

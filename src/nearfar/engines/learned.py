@@ -1,6 +1,6 @@
 """Move learned parameters out of a product, because engines take the parameters of the wide side as constants.
 
-Kernels and fast paths take the parameters of the wide side (negative, or all pairs) as constants. If one of them is
+Kernels and fast paths take these parameters (of negative, or all pairs) as constants. If one of them is
 learned, the same loss is written with other factors, with plain autograd around the engine:
 
     scale       l = f(c·s)           rows are multiplied by √c, or by c for distances

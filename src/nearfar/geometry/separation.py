@@ -107,9 +107,9 @@ def is_triplet_separated(
 ) -> bool:
     """Whether H ≤ tolerance · radius (the farthest row from the mean): every positive nearer than every negative.
 
-    Proved: the separated maps are a closed cone, unchanged by rigid motions and scaling (α = 0), and hold every
-    constant map and every map that sends each class to a point. Of a ladder they hold every constant map, and where it
-    is nested every map that sends each group of its coarsest rung to a point.
+    Proved: the separated maps form a closed cone, unchanged by rigid motions and scaling (α = 0). It contains every
+    constant map and every map that sends each class to a point. With a ladder, it contains every constant map and, if
+    the ladder is nested, every map that sends each group of its coarsest rung to a point.
     """
     x, _ = check_inputs("is_triplet_separated", embeddings, labels, space_of("is_triplet_separated", metric))
     radius = float(x.norm(dim=1).max()) if len(x) else 0.0

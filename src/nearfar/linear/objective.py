@@ -279,7 +279,7 @@ class TripletObjective(Objective):
         return other
 
     def infimum(self, components: int | None = None) -> Infimum:
-        """Bounds of inf f over A [components, m] that are known in closed form.
+        """Bounds of inf f over A [components, m], from cases with a closed form.
 
         With ridge > 0 it is attained. Else, over the triplets of positive weight:
 

@@ -27,14 +27,14 @@ class Explanation:
         losses: [n, m] loss of each pair (of triplets and ranks: [n, P, m], see `positives`; of a histogram
             [n, bins, m]); 0 where there is no pair.
         weights: p* in the same shape: not negative, summing to 1 over each group (with its zero member, if it has one).
-            Where positive and negative pairs form groups of their own, an anchor's weights sum to 1 for each of them.
+            If positive and negative pairs form separate groups, an anchor's weights sum to 1 for each of them.
         dual: [g] the leading dual variable of each group (TopK: threshold, KL: γ·log Σe^{l/γ}, ChiSquare: η, KLBall: γ,
-            Worst: the maximum, Mean: the measure); [2, g], positive first, where the signs form groups of their own.
+            Worst: the maximum, Mean: the measure); [2, g], positive first, if the signs form separate groups.
         active_positives: positive pairs that the gradient moves.
         active_negatives: negative pairs that the gradient moves.
         effective_pairs: (Σq)² / Σq², q = each pair's influence on F: how many pairs the weight is really spread over.
-        weighted_loss: Σ q l, the weighted form; equals F where there is no penalty.
-        influence: q = dF/dl, the weights times what link and reduction make of each group.
+        weighted_loss: Σ q l, the weighted form; equals F if there is no penalty.
+        influence: q = dF/dl: the weights, with the effect of link and reduction on each group.
         pull: [n, m] dF/ds, negative where a pair is drawn together.
         scores: [n, m].
         signs: [n, m] 1 for a positive pair, -1 for a negative pair, 0 where there is none; before any mining.

@@ -24,9 +24,9 @@ class SpreadFloor(Loss):
 
         loss + weight · [ log(floor / V) ]₊,    V = mean over pairs of rows of  1 - cos²  = 1 - (‖UᵀU‖² - n) / (n(n-1))
 
-    U are the n rows, normalized. V is 0 if all rows are equal, and also if they form two opposite clusters. h clusters of
-    equal size at right angles have V = 1 - 1/h; random rows in d dimensions 1 - 1/d; C classes as far apart as possible
-    (a simplex) 1 - 1/(C-1)². Positive pairs count as well, so that no
+    U are the n rows, normalized. V is 0 if all rows are equal, and also if they form two opposite clusters. Clusters of
+    equal size at right angles, h of them, have V = 1 - 1/h; random rows in d dimensions have 1 - 1/d; C classes as far
+    apart as possible (a simplex) have 1 - 1/(C-1)². Positive pairs count as well, so that no
     labels are needed: with M of n rows in a class they reduce V by about (M-1)/(n-1). So a floor must lie below
     1 - 1/d - (M-1)/(n-1); ½ does for d ≥ 3 and batches of six classes or more.
 

@@ -304,7 +304,7 @@ def _extra_entries(moment: Moment, callbacks: Sequence[Callback]) -> Iterator[di
 
 
 def _should_stop(state: TrainState, step: int, stop: Callable[[], bool]) -> bool:
-    """Whether to stop; several processes ask one another every tenth step, so that all stop together."""
+    """Whether to stop; several processes communicate every tenth step, so that all stop together."""
     if state.machine.num_processes == 1:
         return stop()
     return step % 10 == 0 and any(gather_objects("train", stop()))

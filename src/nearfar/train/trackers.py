@@ -79,7 +79,7 @@ class Trackers:
                 tracker.start()
             if name != "tensorboard":  # TensorBoard's would create further folders, and config.yaml is there anyway
                 tracker.store_init_configuration(flat(to_tree(self.config)))
-        except Exception as error:  # each has errors of its own: no network, no key, a full disk
+        except Exception as error:  # each tracker has its own errors: no network, no key, a full disk
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise RuntimeError(
                 f"train: the tracker {name} did not start ({reason}); mend that, or leave it out."

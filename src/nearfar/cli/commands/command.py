@@ -123,7 +123,7 @@ def check_suffix(option: str, path: Path, allowed: Mapping[str, str]) -> None:
     Args:
         option: the option that names the file.
         path: the file.
-        allowed: suffix -> what is then written; "" stands for a name without a suffix.
+        allowed: a mapping from a suffix to what is then written; "" stands for a name without a suffix.
     """
     if path.suffix not in allowed:
         ways = " or ".join(f"{f'end in {end}' if end else 'have no suffix'} ({what})" for end, what in allowed.items())

@@ -60,7 +60,7 @@ class Samples:
 
 
 class Transformed:
-    """Raw samples through a deterministic transform, each with its row; None if it is skipped."""
+    """Samples after a deterministic transform, each with its row; None for a sample that is skipped."""
 
     def __init__(self, raw: Any, transform: Transform) -> None:
         self.raw, self.transform = raw, transform
