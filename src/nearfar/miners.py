@@ -171,9 +171,9 @@ class Miner(Part, Settings, ABC):
         return None
 
     def log_odds(self, distances: Tensor, dim: int) -> Tensor | None:
-        """Log-odds of drawing negative pairs at these distances; None for a miner that does not draw so.
+        """Log-odds of drawing negative pairs at these distances; None for a miner that does not sample by distance.
 
-        Such a miner keeps all positive pairs, and draws as many negative ones for each anchor, with replacement.
+        A miner with log-odds keeps all positive pairs, and draws equally many negative ones for each anchor.
 
         Args:
             distances: Euclidean distances of unit rows, of any shape.

@@ -108,7 +108,7 @@ class _Reader:
         return numbered(values if names is None else [names[value] for value in values])
 
     def _column(self, dataset: Any, key: str, given: str | None, kinds: tuple[str, ...]) -> str:
-        """The given column, or else the only column of the first kind in the list that occurs."""
+        """Find the given column, or else the only column of the first kind that the data set has."""
         columns = dataset.features
         if not len(dataset):
             raise ValueError(f"hf: {self.path} holds no rows; save a data set with some.")

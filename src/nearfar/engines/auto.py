@@ -50,7 +50,7 @@ class Least(NamedTuple):
 
 
 LEAST = {"cpu": Least(2**18, 2**24), "cuda": Least(2**24, 2**32)}
-"""Measured on two cores and on an H200; on other devices "auto" is always dense."""
+"""Measured on two cores and on an H200; on a device without an entry, "auto" is dense while that fits in memory."""
 DEAR = {"triplets": 64, "positive": 64}
 """The cost of a pair relative to other losses, in the dense engine on a GPU, which holds it once per positive."""
 SHARED = 2**18
@@ -274,7 +274,7 @@ def _choose(
         layout = _for_kernels(loss, relation, product, low)
         if layout is not None:
             return way(layout, low)
-    # rows are split over the ranks, and no random draw depends on the split
+    # rows are split over ranks only if each rank gets some, and no random draw depends on the split
     few = call.ranks is not None and (product.draws or relation.shape[0] < ranks.world)
     if few or torch.compiler.is_compiling() or capturing():
         return None

@@ -173,7 +173,7 @@ class OperatorCall(Rows):
         """The shift for exp: the midpoint of the loss range if the dtype holds it, else the largest loss of each row.
 
         Sums of e^z - 1 are only needed if all z may be near 0, because γ exceeds the range of the losses. If values are
-        compared with 0, a row of zeros must give exactly 0: its exponentials are then accumulated relative to 1.
+        compared with 0, a row of zeros must give exactly 0: the shift is then 0, or else the largest loss of the row.
         """
         compared = self.product.reduction == "nonzero" and (self.product.link is None or not self.strips)
         unbounded = form.offset is not None and not self.strips

@@ -73,15 +73,15 @@ class Ranking(Grouping, swift=True):
 
 
 class Bins(Grouping, swift=True):
-    """Two groups per anchor and histogram bin: its positives and its negatives, by how much each lies in the bin.
+    """Two groups per anchor and histogram bin, its positives and negatives; a loss is a pair's share in the bin.
 
         term of a = 1 - (1/|P_a|) Σ_b h₊(b) H₊(b) / H(b),   h(b) = Σ_j l(s_aj - center of b),   H(b) = h(1) + ... + h(b)
 
     Bins run from the most similar to the least; H counts both signs. Anchors without positives are left out.
 
     Args:
-        count: how many steps the range of scores has; there is one center more.
-        low: the least score.
+        count: number of steps that divide the range of scores; there is one more center.
+        low: the smallest score.
         high: the largest score.
     """
 

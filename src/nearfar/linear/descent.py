@@ -294,7 +294,7 @@ def _project(A: Tensor, radius: float | None) -> Tensor:
 
 
 def _base(objective: Objective, A: Tensor, gradient: Tensor, radius: float | None, *, local: bool = False) -> float:
-    """The step with a guarantee: the safe step; on a ball 1/L(R); for the hinge 1/(2 Σ wb), valid between kinks."""
+    """The step with a guaranteed decrease: the safe step; 1/L(R) on a ball; 1/(2 Σ wb) for the hinge between kinks."""
     if not objective.mu:
         return _inverse(max(objective.bounds()[:2]))
     return (

@@ -88,7 +88,7 @@ class KLBall(UncertaintySet, swift=True):
 
 
 class _Search:
-    """Newton's method for the temperatures γ of g groups, in log γ within a bracket that halves where a step leaves it.
+    """Newton's method for the temperatures γ of g groups, in log γ; a step that leaves the bracket becomes a bisection.
 
     Attributes:
         found: moments of the groups.

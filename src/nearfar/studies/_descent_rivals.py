@@ -1,4 +1,4 @@
-"""Triplet and contrastive loss beside linear SVMs (hinge, logistic): accuracy on three data sets, with intervals."""
+"""Compare triplet and contrastive loss with linear SVMs (hinge, logistic): accuracy on three data sets."""
 
 from __future__ import annotations
 
