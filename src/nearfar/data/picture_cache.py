@@ -98,7 +98,7 @@ class CachedPictures:
         return rows
 
     def over(self, other: Callable[[Samples], Samples]) -> Samples:
-        """The underlying samples, which need no other form."""
+        """These samples, unchanged, because they are decoded already."""
         return self
 
     def hold(self, device: torch.device) -> DeviceSamples | None:

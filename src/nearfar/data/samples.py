@@ -227,7 +227,7 @@ class _Part:
         return genuine(self.whole, int(self.rows[index]))
 
     def over(self, other: Callable[[Samples], Samples]) -> Samples:
-        """The same part of another form of the full data set, which `other` makes."""
+        """Apply `other` to the full data set, and take the same part of the result."""
         return _Part(other(self.whole), self.rows, self.labels, self.classes)
 
     def hold(self, device: torch.device) -> DeviceSamples | None:

@@ -168,7 +168,7 @@ def _anchor(call: OperatorCall) -> Found:
 
 
 def _with_hardest(call: OperatorCall) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Losses and mask [n, P+1] of positive pairs and hardest negative of each row; which rows had each kind."""
+    """Losses and mask [n, P+1] of positive pairs and hardest negative of each row; rows with either of them."""
     assert call.measure is not None  # noqa: S101 - a maximum over positive pairs is not folded
     negative, has_negative, had_negative = _hardest(call)
     losses = torch.cat([call.product.positive(call.near, +1), negative], dim=1)

@@ -91,7 +91,7 @@ class Triplet(Recipe):
         self._changed("anneal")
 
     def _changed(self, name: str) -> None:
-        """A new schedule starts from its beginning."""
+        """If the schedule is replaced, start the new one from its beginning."""
         if name == "anneal":
             plan = _anneal(self.anneal, self.mining)
             self._modules.pop("annealing", None)
