@@ -191,7 +191,7 @@ class Layout:
         return order if chosen is None else chosen[order], ranked
 
     def _samples(self, rows: Tensor | None, cols: Tensor | None) -> tuple[Tensor, Tensor] | None:
-        """Sample codes [n, c] of rows and [m] of columns: a column is a row's own sample if its code is among the row's."""
+        """Codes [n, c] of rows, [m] of columns: a column is a row's own sample if its code is among the row's."""
         n, m = (len(x) for x in self.labels)
         device, found = self.labels[0].device, None
         row, col = torch.arange(n, device=device), torch.arange(m, device=device)
