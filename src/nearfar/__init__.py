@@ -79,7 +79,7 @@ __all__ = [
     "tune",
 ]
 
-# Everything but the losses is imported on first access, so that a script imports only what it uses.
+# Everything except the losses is imported on first access, so that a script imports only what it uses.
 _HOMES = {
     "CrossBatchMemory": "nearfar.distributed",
     "Distributed": "nearfar.distributed",

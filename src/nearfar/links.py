@@ -1,4 +1,4 @@
-"""Links join the positive and the negative value of an anchor; without a link they are added."""
+"""Links combine the positive and the negative value of an anchor; without a link they are added."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Add", "HingeLink", "LiftedLink", "Link", "PerPositive", "ShareLink",
 
 @dataclass(frozen=True, eq=False)
 class Sides:
-    """The values, losses and masks of n anchors that a link reads.
+    """The values, losses and masks of n anchors that a link combines.
 
     Args:
         positive: [n] value of each anchor's positive group, 0 where empty.
@@ -29,8 +29,8 @@ class Sides:
         anchors: [n] rows that count.
         losses: [n, m] losses of the positive pairs; read only where `measure` is above zero.
         measure: [n, m] base measure of the positive pairs.
-        columns: [m] value of each reference's negative group, where the link asked for it, else None; or [n, m], where
-            the m references of each anchor are its own.
+        columns: [m] value of each reference's negative group, if the link asks for it, else None; or [n, m], if
+            each anchor has m references of its own.
         has_columns: that group is not empty.
     """
 
@@ -47,34 +47,34 @@ class Sides:
 
 @dataclass(frozen=True, eq=False)
 class Terms:
-    """Values [n] or [n, m] and how much each counts (same shape; 0: not at all)."""
+    """Values [n] or [n, m], and the weight of each in the reduction (same shape; 0 leaves it out)."""
 
     values: Tensor
     measure: Tensor
 
 
 class Link(Part, nn.Module, ABC):
-    """Joins the positive and the negative value of each anchor; plain autograd, so a link may hold parameters."""
+    """Combines the positive and the negative value of each anchor; plain autograd, so a link may hold parameters."""
 
     shortcuts = ("strips", "reads_pairs", "symmetric", "homogeneous")
     strips: bool = False
-    """The terms of an anchor depend on its own values (and the columns) only, so anchors may be processed in parts."""
+    """Whether the terms of an anchor only depend on its own values (and the columns), so that strips work."""
     reads_pairs: bool = True
-    """The link reads losses of single positive pairs, or their measure; False where the values of groups are enough."""
+    """Whether the link reads losses of single positive pairs, or their measure, and not only group values."""
     both: bool = True
-    """An anchor needs both sides to say anything; False where one alone already pulls or pushes."""
+    """Whether an anchor needs both sides to contribute; False if one side alone already pulls or pushes."""
     apart: bool = False
-    """The link gives several terms, which are reduced one by one."""
+    """Whether the link gives several terms, which are reduced one by one."""
     wants_columns: bool = False
-    """The link also reads the negative value of each reference (it mixes rows)."""
+    """Whether the link also reads the negative value of each reference (it mixes rows)."""
     homogeneous: bool = False
-    """Values and losses that are multiplied by c > 0 give terms that are multiplied by c."""
+    """Whether scaling values and losses by c > 0 scales the terms by c."""
     symmetric: bool = False
-    """A pair's term stays the same when its two ends, and their values, are exchanged."""
+    """Whether a pair's term stays the same if its two ends, and their values, are exchanged."""
 
     @abstractmethod
     def forward(self, sides: Sides) -> tuple[Terms, ...]:
-        """Terms to reduce; several are reduced one by one and added."""
+        """The terms to reduce; several are reduced separately and added."""
 
     def _anchor_terms(self, sides: Sides, values: Tensor) -> tuple[Terms, ...]:
         if self.both:
@@ -135,7 +135,7 @@ class SoftplusLink(Link, swift=True):
 
 
 class ShareLink(Link, swift=True):
-    """The positive side's share of a softmax, v = log(1 + e^{negative - positive}) (neighborhood components).
+    """Minus the log of the positive side's softmax share: v = log(1 + e^{negative - positive}) (NCA).
 
     Both sides are log-sum-exps of scores, so that v = -log(Σ₊ eˢ / Σ eˢ) over all pairs of the anchor. Anchors without
     positive pairs do not count.
@@ -164,7 +164,7 @@ class PerPositive(Link, swift=True):
 class LiftedLink(Link, swift=True):
     """One term per positive pair: v_ij = ½ [log(e^{negative_i} + e^{negative_j}) + l_ij]₊² (lifted structure).
 
-    It reads the negative value of both ends, so it mixes rows; with a reference, j's negative pairs are its column's.
+    It reads the negative value of both ends, so it mixes rows; with a reference, j's is that of its column.
     """
 
     wants_columns = True
@@ -174,7 +174,7 @@ class LiftedLink(Link, swift=True):
     def forward(self, sides: Sides) -> tuple[Terms, ...]:  # noqa: D102
         assert sides.columns is not None  # noqa: S101 - wants_columns
         assert sides.has_columns is not None  # noqa: S101
-        # an end without negative pairs adds e^{-inf}; -1e30 keeps the gradient finite where -inf makes NaN
+        # an end without negative pairs adds e^{-inf}; -1e30 keeps the gradient finite where -inf gives NaN
         row = torch.where(sides.has_negative, sides.negative, -1e30)[:, None]
         col = torch.where(sides.has_columns, sides.columns, -1e30)
         values = torch.relu(torch.logaddexp(row, col) + sides.losses) ** 2 / 2

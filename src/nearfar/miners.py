@@ -1,6 +1,6 @@
-"""Miners: which pairs enter a loss. A miner takes `ScoredPairs` and gives back fewer, or reweighted, ones.
+"""Miners select the pairs that enter a loss. A miner takes `ScoredPairs` and returns fewer, or reweighted, ones.
 
-Every miner works row by row on scores without gradient, is blind to how pairs are later weighted, and goes with any
+Every miner works row by row on scores without gradient, does not depend on the later weights, and works with any
 loss: `nf.losses.Contrastive(miner=nf.miners.Hard())`. Nothing here loops over anchors or classes.
 """
 
@@ -50,8 +50,8 @@ class ScoredPairs:
         similarity: where the scores came from.
         rows: [n, d] prepared queries.
         cols: [m, d] prepared references.
-        triplets: an explicit list (anchor, positive, negative), where the caller gave one.
-        strip: these are some of the relation's rows only, against all of its columns.
+        triplets: an explicit list (anchor, positive, negative), if the caller gave one.
+        strip: these are only some rows of the relation, with all of its columns.
         mined: fewer pairs count than the relation has.
     """
 
@@ -70,7 +70,7 @@ class ScoredPairs:
 
     @property
     def anchors(self) -> Tensor:
-        """Rows [n] that had any valid pair before mining: what "mean over anchors" divides by."""
+        """Rows [n] that had any pair before mining: the denominator of "mean over anchors"."""
         return self.had_positive | self.had_negative
 
     @property
@@ -93,20 +93,20 @@ class ScoredPairs:
         return self.similarity.distance(self.scores)
 
     def reference_scores(self) -> Tensor:
-        """Scores [m, m] among the references: what a triplet's positive says of its negative."""
+        """Scores [m, m] among the references, which give s_pn of a triplet."""
         if self.relation.square and not self.strip:
             return self.scores
         return self.similarity.scores(self.cols, self.cols).to(self.scores.dtype)
 
     def scores_from(self, place: Tensor) -> Tensor:
         """Scores [n, p, m] of the references `place` [n, p] against all references."""
-        if self.strip:  # all m x m of them would be the matrix that strips avoid
+        if self.strip:  # all m x m of them would form the matrix that strips avoid
             found = self.similarity.scores(self.cols[place.reshape(-1)], self.cols)
             return found.to(self.scores.dtype).reshape(*place.shape, -1)
         return self.reference_scores()[place]
 
     def keep(self, positive: Tensor | None = None, negative: Tensor | None = None) -> ScoredPairs:
-        """The same pairs, fewer (boolean [n, m]) or counted otherwise (floating [n, m])."""
+        """The same pairs with a smaller mask (boolean [n, m]) or new weights (floating [n, m])."""
         return replace(
             self,
             positive=self.positive if positive is None else _narrow(self.positive, positive),
@@ -127,14 +127,14 @@ def _narrow(measure: Tensor, by: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Window:
-    """The pairs of t anchors that a miner keeps: positive pairs one by one, negative pairs by an interval of scores.
+    """The pairs of t anchors that a miner keeps: a mask of positive pairs, and an interval of scores of negative ones.
 
     Args:
         positive: [t, P] which of the positive pairs are kept.
-        low: [t] or a number; negative pairs are kept whose score is above it. None for all.
-        high: a number; negative pairs are kept whose score is below it. None for all.
+        low: [t] or a number; negative pairs with a score above it are kept. None for all.
+        high: a number; negative pairs with a score below it are kept. None for all.
         closed: negative pairs at `low` are kept too.
-        most: [t] measure of the hardest negative pairs that are kept, with all that are tied at the last place.
+        most: [t] measure of the hardest negative pairs that are kept, including all ties at the last one.
     """
 
     positive: Tensor
@@ -146,34 +146,34 @@ class Window:
 
 @dataclass_transform()
 class Miner(Part, Settings, ABC):
-    """Chooses the pairs that enter a loss, from scores without gradient; its arguments may be set at any time."""
+    """Selects the pairs that enter a loss, from scores without gradient; its arguments may be set at any time."""
 
     shortcuts = ("window", "log_odds", "ordinal")
     ordinal: ClassVar[bool] = False
-    """The order of an anchor's scores alone says which of its pairs are kept."""
+    """Whether only the order of an anchor's scores determines which of its pairs are kept."""
     both: ClassVar[bool] = False
-    """A row without positive or without negative pairs keeps none."""
+    """Whether a row without positive or without negative pairs keeps none."""
     draws: ClassVar[bool] = False
-    """Pairs are drawn at random."""
+    """Whether pairs are drawn at random."""
 
     @abstractmethod
     def forward(self, pairs: ScoredPairs) -> ScoredPairs:
         """The pairs to keep, row by row."""
 
     def window(self, near: Tensor, measure: Tensor, top: Tensor) -> Window | None:
-        """The pairs to keep as a window, which an engine can apply without masks; None where they are none.
+        """The pairs to keep as a window, which an engine can apply without masks; None if they are not a window.
 
         Args:
             near: [t, P] scores of the positive pairs of t anchors.
-            measure: [t, P] mask or weights of these pairs, 0 where there is none.
-            top: [t] largest score of a negative pair, -inf where there is none.
+            measure: [t, P] mask or weights of these pairs, 0 for padding.
+            top: [t] largest score of a negative pair, -inf if there is none.
         """
         return None
 
     def log_odds(self, distances: Tensor, dim: int) -> Tensor | None:
-        """Log-odds with which negative pairs at these distances are drawn; None for a miner that draws otherwise.
+        """Log-odds of drawing negative pairs at these distances; None for a miner that does not sample by distance.
 
-        Such a miner keeps all positive pairs, and draws as many negative ones for each anchor, with replacement.
+        A miner with log-odds keeps all positive pairs, and draws equally many negative ones for each anchor.
 
         Args:
             distances: Euclidean distances of unit rows, of any shape.
@@ -199,7 +199,7 @@ class MultiSimilarity(Miner, swift=True):
 
     def forward(self, pairs: ScoredPairs) -> ScoredPairs:  # noqa: D102
         s = pairs.scores
-        # an empty side leaves -inf or +inf behind, and then nothing passes
+        # an empty side gives -inf or +inf, so that no pair passes
         worst_negative = hidden(s, pairs.negative).amax(dim=1, keepdim=True)
         worst_positive = hidden(s, pairs.positive, math.inf).amin(dim=1, keepdim=True)
         return pairs.keep(positive=s - self.epsilon < worst_negative, negative=s + self.epsilon > worst_positive)
@@ -226,7 +226,7 @@ class Hard(Miner, swift=True):
 
 
 class SemiHard(Miner, swift=True):
-    """Keep the semi-hard negatives: less similar than a threshold λ that stands for the positive, by less than m.
+    """Keep the semi-hard negatives: less similar than a threshold λ, which represents the positive, by less than m.
 
         λ - m < s < λ
 
@@ -264,7 +264,7 @@ class BalancedHard(Miner, swift=True):
         wanted = total(pairs.positive, pairs.scores)[:, None]
         ranked, order = hidden(pairs.scores, pairs.negative).sort(dim=1, descending=True)
         measure = pairs.negative.to(pairs.scores.dtype).gather(1, order)
-        # the last place that begins before the measure of the positive pairs is spent
+        # the last place that begins before the measure of the positive pairs is used up
         begun = (measure.cumsum(dim=1) - measure < wanted).sum(dim=1, keepdim=True)
         last = ranked.gather(1, (begun - 1).clamp(min=0))
         return pairs.keep(negative=(pairs.scores >= last) & (wanted > 0))
@@ -277,7 +277,7 @@ class DistanceWeighted(Miner, swift=True):
     """Draw, for each anchor, as many negative pairs as it has positive ones, with probability ∝ 1 / q(d).
 
     q(d) ∝ d^{dim-2} (1 - d²/4)^{(dim-3)/2} is the density of distances between random points of the unit sphere
-    (Wu et al. 2017), so that all distances below `upper` are met evenly. All positive pairs stay. Draws are with
+    (Wu et al. 2017), so that distances below `upper` are drawn uniformly. All positive pairs stay. Draws are with
     replacement: a pair drawn twice counts twice. Scores must be those of unit rows.
 
     Args:
@@ -306,10 +306,10 @@ class DistanceWeighted(Miner, swift=True):
         return torch.where(near, log_weight, -math.inf)
 
     def probabilities(self, pairs: ScoredPairs) -> Tensor:
-        """The chance [n, m] of each negative pair, summing to 1 over a row, or all 0 where no pair qualifies."""
+        """The probability [n, m] of drawing each negative pair: rows sum to 1, or are 0 if no pair qualifies."""
         log_weight = hidden(self._log_odds(pairs.distances(), pairs.dim), pairs.negative > 0)
         top = log_weight.amax(dim=1, keepdim=True)
-        # one maximum per row, not one per batch: in high dimensions a whole row would underflow otherwise
+        # one maximum per row, not one per batch: in high dimensions a whole row could underflow
         weight = torch.where(torch.isfinite(log_weight), torch.exp(log_weight - top), 0.0)
         weight = weight if pairs.negative.dtype == torch.bool else weight * pairs.negative
         norm = weight.sum(dim=1, keepdim=True)
@@ -319,12 +319,12 @@ class DistanceWeighted(Miner, swift=True):
         chance = self.probabilities(pairs)
         wanted = total(pairs.positive, chance)[:, None]
         most = chance.shape[1]
-        if readable(wanted):  # as many draws as the row with most positive pairs wants
+        if readable(wanted):  # as many draws as the row with the most positive pairs needs
             most = min(most, max(1, math.ceil(float(wanted.amax())))) if len(wanted) else 1
         counts = draw(chance, most, wanted) if self.sample else chance * wanted
         return replace(pairs, negative=torch.where(pairs.negative > 0, counts, 0.0))
 
 
 def __getattr__(name: str) -> Never:
-    """Name ours where a class of PML is asked for."""
+    """Raise an AttributeError that names the class to use instead, for instance for a class of PML."""
     raise no_such_name("nearfar.miners", name, __all__)

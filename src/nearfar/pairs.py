@@ -1,8 +1,8 @@
 """Pair losses l(s, sign): the cost of one pair from its score s; sign is +1 for positive and -1 for negative pairs.
 
 A new pair loss is a subclass with a `forward`; nothing else is needed. `slope` (dl/ds in closed form) and `form` (the
-whole loss as a few numbers, which a kernel can compute) are optional: engines that make gradients by hand use them, and
-tests hold them to autograd.
+whole loss as a few numbers, which a kernel can compute) are optional: engines that compute gradients themselves use
+them, and tests compare them with autograd.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ __all__ = [
 
 @dataclass(frozen=True, eq=False)
 class PairForm:
-    """A pair loss of one sign as numbers: what a kernel needs to compute it and its slope.
+    """A pair loss of one sign as numbers, from which a kernel computes it and its slope.
 
         z = a·s + b + k·offset
         l = c·z "line",  c·[z]₊^power "power",  c·log(1+e^z) "softplus",  c·[z]₊·(s - center) "pace", [z]₊ held constant
 
     Args:
-        shape: which of these.
+        shape: "line", "power", "softplus" or "pace".
         a: factor of the score.
         b: constant.
         scale: c.
         power: exponent of "power".
-        center: of "pace".
+        center: parameter of "pace".
         offset: a learned number, or None.
         by_offset: k; dl/doffset = (k/a)·dl/ds.
     """
@@ -78,7 +78,7 @@ class PairForm:
 
 
 def _form(shape: str, *numbers: Any, **more: Any) -> PairForm:
-    """A form whose numbers may still be learned ones, which engines/learned.py takes out."""
+    """A form whose numbers may still be learned; engines/learned.py replaces these."""
     return PairForm(shape, *numbers, **more)  # type: ignore[arg-type]
 
 
@@ -95,14 +95,14 @@ class PairLoss(Part, Settings, ABC):
 
     shortcuts = ("form",)
     exact_gradient: ClassVar[bool] = True
-    """False where part of the loss is held constant on purpose, so that value and gradient do not match."""
+    """False if part of the loss is deliberately held constant, so that value and gradient do not match."""
 
     @abstractmethod
     def forward(self, s: Tensor, sign: int) -> Tensor:
-        """Losses of scores s (any shape) that all carry the same sign: +1 positive, -1 negative."""
+        """Losses of scores s (any shape), all with the same sign: +1 positive, -1 negative."""
 
     def form(self, sign: int) -> PairForm | None:
-        """The loss of one sign as numbers; None where it has no such form."""
+        """The loss of one sign as numbers; None if it has no such form."""
         return None
 
 
@@ -153,7 +153,7 @@ class Hinge(PairLoss, swift=True):
         return self.start if self.offset is None else self.start + self.offset
 
     def _excess(self, s: Tensor, sign: int) -> Tensor:
-        # the start meets the scores first: a float32 offset must not round it under float64 scores
+        # subtract the start first: a float32 offset must not round it under float64 scores
         above = self.start - s
         return self.margin + sign * (above if self.offset is None else above + self.offset)
 
@@ -254,7 +254,7 @@ class Linear(PairLoss, swift=True):
     scale: Positive = 1.0
 
     def forward(self, s: Tensor, sign: int) -> Tensor:  # noqa: D102
-        # two passes over the scores instead of four (one, `torch.add` with an alpha, torch.compile gets wrong)
+        # two passes over the scores instead of four (`torch.add` with alpha takes one, but torch.compile breaks it)
         return s * (-sign * self.scale) + self.scale * (self.margin + sign * self.threshold)
 
     def form(self, sign: int) -> PairForm:  # noqa: D102
@@ -339,5 +339,5 @@ class AngularMargin(PairLoss, swift=True):
 
 
 def __getattr__(name: str) -> Never:
-    """Name the nearest name."""
+    """Raise an AttributeError that suggests the nearest existing name."""
     raise no_such_name("nearfar.pairs", name, __all__)

@@ -1,13 +1,13 @@
-"""Scores between rows: one sign for the whole library, larger = more similar, always.
+"""Scores between rows; throughout the library, larger = more similar.
 
-A similarity works in two steps, so that an engine only ever needs a matrix product and one elementwise finish:
+A similarity works in two steps, so that an engine only needs a matrix product and one elementwise operation:
 
     x' = prepare(x)                        [n, d]   plain autograd, once per row
     s  = finish(x' y'ᵀ, |x'|², |y'|²)      [n, m]   elementwise
 
-Distances enter negated here and nowhere else. A distance made of products drowns in |x|² where all rows lie near each
-other; `prepared` then moves the origin among them, which changes no distance and no derivative. Where only some rows
-lie near each other, losses take float64 rows, or differences of rows (engines/distances.py).
+Distances are negated here and nowhere else. A distance computed from products is lost in the rounding of |x|² if all
+rows are close together; `prepared` then moves the origin among them, which changes no distance and no derivative. If
+only some rows are close together, losses use float64 rows, or differences of rows (engines/distances.py).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ __all__ = [
 
 
 def unit(x: Tensor) -> Tensor:
-    """Divide each row by its norm; a zero row stays zero and receives no gradient (a quotient would send it 1e12).
+    """Divide each row by its norm; a zero row stays zero and gets no gradient (a quotient would give it about 1e12).
 
     The largest entry is divided out first, so that squares neither overflow nor underflow.
     """
@@ -52,7 +52,7 @@ def unit(x: Tensor) -> Tensor:
 
 
 class _Unit(torch.autograd.Function):
-    """`unit` in a third of the steps, forward and backward: small batches spend their time on starting them."""
+    """`unit` in a third of the steps, forward and backward, because launching steps dominates small batches."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -69,7 +69,7 @@ class _Unit(torch.autograd.Function):
     def backward(ctx: Any, *grad_output: Tensor) -> Tensor:
         found: Tensor
         (g,), (x, y, inverse) = grad_output, ctx.saved_tensors
-        if torch.is_grad_enabled():  # somebody differentiates once more
+        if torch.is_grad_enabled():  # a second derivative is requested
             (found,) = torch.autograd.grad(unit(x), x, g, create_graph=True)
         else:
             found = torch.addcmul(g, y, (g * y).sum(dim=1, keepdim=True), value=-1).mul_(inverse)
@@ -82,7 +82,7 @@ def _wide(x: Tensor) -> Tensor:
 
 
 def root(square: Tensor) -> Tensor:
-    """√max(x, 0) whose gradient at 0 is 0 instead of infinite; NaN stays NaN."""
+    """√max(x, 0), with gradient 0 instead of infinity at 0; NaN stays NaN."""
     if torch.compiler.is_compiling() or torch.is_inference_mode_enabled():
         return _plain_root(square)
     found: Tensor = _Root.apply(square)  # type: ignore[no-untyped-call]
@@ -95,7 +95,7 @@ def _plain_root(square: Tensor) -> Tensor:
 
 
 class _Root(torch.autograd.Function):
-    """`root` in a third of the steps."""
+    """Autograd function of `root`, in a third of the steps of plain autograd."""
 
     @staticmethod
     def forward(ctx: Any, square: Tensor) -> Tensor:
@@ -107,7 +107,7 @@ class _Root(torch.autograd.Function):
     def backward(ctx: Any, *grad_output: Tensor) -> Tensor:
         found: Tensor
         (g,), (square, y) = grad_output, ctx.saved_tensors
-        if torch.is_grad_enabled():  # somebody differentiates once more
+        if torch.is_grad_enabled():  # a second derivative is requested
             (found,) = torch.autograd.grad(_plain_root(square), square, g, create_graph=True)
         else:
             # the sign is 0 at 0, and the clamp keeps the quotient finite there
@@ -116,18 +116,18 @@ class _Root(torch.autograd.Function):
 
 
 SAMPLE = 1024
-"""So many rows say where the others lie."""
+"""Number of rows that are sampled to locate all rows."""
 BLOCK = 2**22
-"""Entries that are held in float64 at once."""
+"""Number of entries that are converted to float64 at a time."""
 CROWD = 64.0
-"""Rows whose squared distance to their mean is so many times below its squared length have the origin among them."""
+"""The origin moves if the squared distance of rows to their mean is this many times below their squared length."""
 
 
 def origin(x: Tensor) -> Tensor:
     """Choose a new origin [d] for rows x [n, d]: a central row if most rows are near each other but far from 0, else 0.
 
-    A row rather than the mean, so that equal rows end at exactly 0 and a few distant rows do not move it. Rows that are
-    not finite are ignored.
+    The origin is a row, not the mean, so that equal rows become exactly 0 and a few distant rows do not move it.
+    Rows that are not finite are ignored.
     """
     finite = torch.isfinite(x).all(dim=1, keepdim=True)
     x = torch.where(finite, x, 0.0)
@@ -138,14 +138,14 @@ def origin(x: Tensor) -> Tensor:
 
 
 def _crowded(x: Tensor) -> bool:
-    """Whether `origin` may move: the same comparison in fewer steps, where reading is free; True if rows are broken."""
+    """Whether `origin` may move: the same test in fewer steps, if reading is free; True for broken rows."""
     mean = x.mean(dim=0)
     far = torch.linalg.vector_norm(x - mean, dim=1).median()
     return not bool(far * far * CROWD >= mean.dot(mean))
 
 
 def _some(x: Tensor, y: Tensor | None) -> Tensor:
-    """About `SAMPLE` rows of each."""
+    """A sample of about `SAMPLE` rows of each."""
     some = [z[:: max(1, len(z) // SAMPLE)] for z in (x, y) if z is not None]
     return some[0] if y is None else torch.cat(some)
 
@@ -159,11 +159,11 @@ class Similarity(Part, nn.Module, ABC):
 
     shortcuts = ("norms", "shifts", "form")
     norms: bool = True
-    """`finish` reads the norms; False where a score is the product itself."""
+    """Whether `finish` reads the norms; False if a score is the product itself."""
     shifts: bool = False
-    """Scores tell differences of rows alone, so that one vector may be taken off all of them."""
+    """Whether scores only depend on differences of rows, so that one vector may be subtracted from all."""
     form: Literal["dot", "squared", "distance"] | None = None
-    """A score is the product, -|x - y|² or -|x - y|; None where it is none of them."""
+    """Whether a score is the product, -|x - y|² or -|x - y|; None for any other."""
 
     def __init__(self, *, normalize: bool = True) -> None:
         super().__init__()
@@ -195,20 +195,20 @@ class Similarity(Part, nn.Module, ABC):
         return self.finish(x @ y.T, rows[:, None], cols[None, :])
 
     def prepared(self, x: Tensor, y: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Raw rows x [n, d] and y [m, d] (None: the rows themselves) as `scores` takes them."""
+        """Convert raw rows x [n, d] and y [m, d] (None: the rows themselves) to the form that `scores` takes."""
         rows = self.prepare(x)
         cols = rows if y is None else self.prepare(y)
         if not self.shifts or not len(rows) or not len(cols):
             return rows, cols
         with torch.no_grad():
             if readable(rows) and not _crowded(_some(rows, None if y is None else cols)):
-                return rows, cols  # most batches lie around the origin, and say so in their own precision
+                return rows, cols  # most batches lie around the origin, which their own dtype suffices to tell
             start = origin(self.prepare(_wide(_some(x, y))))
         rows = self._moved(x, rows, start)
         return rows, rows if y is None else self._moved(y, cols, start)
 
     def _moved(self, x: Tensor, rows: Tensor, start: Tensor) -> Tensor:
-        """Prepared rows less `start`, to a rounding of what is left; their derivatives are those of `rows`."""
+        """Prepared rows minus `start`, accurate to the rounding of the difference; derivatives are those of `rows`."""
         with torch.no_grad():
             blocks = torch.split(x, max(1, BLOCK // max(1, x.shape[1])))
             moved = torch.cat([(self.prepare(_wide(block)) - start).to(rows.dtype) for block in blocks])
@@ -243,7 +243,7 @@ class Cosine(Similarity, swift=True):
 
 
 class Dot(Similarity, swift=True):
-    """Dot product, s = ⟨x, y⟩, of rows as they are by default."""
+    """Dot product, s = ⟨x, y⟩; rows are not normalized by default."""
 
     norms = False
     form = "dot"
@@ -293,11 +293,11 @@ class NegSquaredEuclidean(Similarity, swift=True):
 
 
 class Centers(Similarity):
-    """Cosine between a row and a class that has several centers: the nearest one, or a soft choice among them.
+    """Cosine between a row and a class with several centers: that of the nearest center, or a soft choice among them.
 
         s(x, c) = max_k ⟨x, c_k⟩,  or  Σ_k p_k ⟨x, c_k⟩ with p = softmax of ⟨x, c_k⟩/γ,  of unit vectors
 
-    A reference row is a class: its centers side by side, [m, centers·d], where rows are [n, d].
+    A reference row is a class: its centers side by side, [m, centers·d], while rows are [n, d].
 
     Args:
         dim: d, the width of a row and of one center.

@@ -35,7 +35,7 @@ def printable(text: object, most: int = 200) -> str:
 
 
 def nearest(word: str, allowed: Iterable[str]) -> str:
-    """Suggest a correction for a word that is not allowed: the nearest allowed one, or all of them."""
+    """Suggest a correction for an unknown word: the nearest allowed one, or a list of all."""
     words = [str(x) for x in allowed]
     near = difflib.get_close_matches(word, words, n=1)
     return f"did you mean {near[0]!r}?" if near else f"there are {', '.join(words)}."
@@ -69,7 +69,7 @@ def check_positive(owner: str, name: str, value: object, *, zero: bool = False, 
 
 
 def number_of(owner: str, name: str, value: object, allowed: str, *, learned: bool) -> float:
-    """The number that a value is, NaN for any other value; 1 for a tensor that cannot be read without a stall."""
+    """The value as a float; NaN if it is not a number, and 1 for a tensor that cannot be read without a stall."""
     if not isinstance(value, Tensor):
         return math.nan if isinstance(value, bool) or not isinstance(value, Real) else float(value)
     if not learned:
@@ -90,13 +90,13 @@ def check_whole(owner: str, name: str, value: object) -> None:
 
 
 def check_seed(owner: str, value: object, name: str = "seed") -> None:
-    """Require a whole number that every random number generator takes: NumPy's from 0 on, torch's below 2^63."""
+    """Require a seed that all random generators accept: an integer from 0 on (NumPy) and below 2^63 (torch)."""
     if isinstance(value, bool) or not isinstance(value, Integral) or not 0 <= int(value) < 2**63:
         raise ValueError(f"{owner}: {name} must be a whole number from 0 to 2^63 - 1, but came as {value!r}.")
 
 
 def check_workers(owner: str, name: str, value: int) -> None:
-    """Refuse so many processes or threads that the machine could not go on."""
+    """Raise an error for a number of processes or threads that would bring the machine down."""
     cores = os.cpu_count() or 1
     most = max(256, 16 * cores)
     if value > most:
@@ -106,7 +106,7 @@ def check_workers(owner: str, name: str, value: int) -> None:
 
 
 RECENT = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 11)
-"""Whether this PyTorch is 2.11 or newer, on which kernels, recordings, compiled losses and ONNX were tested."""
+"""Whether this is PyTorch 2.11 or newer, on which kernels, recordings, compiled losses and ONNX were tested."""
 
 
 class DegenerateBatchWarning(UserWarning):
@@ -115,35 +115,35 @@ class DegenerateBatchWarning(UserWarning):
 
 def capturing() -> bool:
     """Whether a CUDA graph is being captured, in which nothing can be read from the device."""
-    if torch.compiler.is_compiling():  # a compiler cannot trace the question
+    if torch.compiler.is_compiling():  # a compiler cannot trace this check
         return False
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
 def constant_when_compiled(function: Function) -> Function:
-    """Let `torch.compile` take what a function returned first, without looking into it.
+    """Let `torch.compile` treat the first result of a function as a constant, without tracing the function.
 
-    As `torch.compiler.assume_constant_result` does, which imports the compiler: as much again as torch itself.
+    Like `torch.compiler.assume_constant_result`, which would import the compiler and double the import time of torch.
     """
     function.__dict__["_dynamo_marked_constant"] = True
     return function
 
 
 class Deferred:
-    """A count on a GPU that is read without a stall: copied to the host now, looked at on a later call."""
+    """Reads a count from a GPU without a stall: starts a copy to the host, which a later call looks at."""
 
     def __init__(self) -> None:
         self._aside: Tensor | None = None
         self._event: torch.cuda.Event | None = None
 
     def __getstate__(self) -> dict[str, None]:
-        """Leave out a copy that is under way when a loss is copied or pickled: a CUDA event belongs to its process."""
+        """A copy or pickle of a loss leaves out a pending transfer, because a CUDA event belongs to its process."""
         return {"_aside": None, "_event": None}
 
     def note(self, count: Tensor) -> None:
-        """Start to copy a 0-dim count to the host, unless one is still under way.
+        """Start copying a 0-dim count to the host, unless a copy is still pending.
 
-        While a CUDA graph is captured, the copy becomes part of it, if there was a call before.
+        During the capture of a CUDA graph the copy becomes part of the graph, if an earlier call allocated its buffer.
         """
         if capturing():
             if self._aside is not None:
@@ -158,7 +158,7 @@ class Deferred:
         self._event.record()
 
     def take(self) -> int:
-        """Return the count that has arrived since the last call, or 0; nothing can be asked in a capture."""
+        """Return the count that has arrived since the last call, or 0; always 0 during a capture."""
         if self._aside is None or capturing():
             return 0
         if self._event is not None and not self._event.query():  # type: ignore[no-untyped-call]

@@ -19,7 +19,7 @@ from rich.text import Text
 
 KEPT = "\n\t"
 OBEYED = ("Cc", "Cs", "Zl", "Zp")  # control characters, surrogates, line and paragraph separators
-TURNS = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"  # they turn the writing direction
+TURNS = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"  # change the writing direction
 
 
 def visible(text: str, encoding: str = "utf-8") -> str:
@@ -56,13 +56,13 @@ class Terminal(Console):
         return super().render_str(visible(text, self.encoding), **how)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Escape everything else, such as a `Text` or the ellipsis with which rich shortens a cell."""
+        """Escape everything that is not a string, such as a `Text`, or the ellipsis with which rich shortens a cell."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else segment._replace(text=visible(segment.text, self.encoding))
 
 
 def guard_streams() -> None:
-    """Also escape what other code prints during a command: help, warnings, exit messages."""
+    """Also escape the output of other code during a command: help, warnings, exit messages."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")

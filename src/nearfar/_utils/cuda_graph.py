@@ -21,7 +21,7 @@ FAILED: list[torch.cuda.CUDAGraph] = []
 def record(body: Callable[[], Any], like: Tensor) -> tuple[Callable[[], None], Any]:
     """Record the GPU work of `body`; returns a function that replays it, and its results, which a replay overwrites.
 
-    The body runs once before the recording, and uses up the random numbers that it then draws.
+    The body runs once before the recording, and that run uses up random numbers.
     """
     now = torch.cuda.current_stream(like.device)
     side = torch.cuda.Stream(like.device)  # type: ignore[no-untyped-call]
@@ -50,7 +50,7 @@ def _capture(body: Callable[[], Any], pool: Any) -> tuple[torch.cuda.CUDAGraph, 
 
 
 def _abandon(graph: torch.cuda.CUDAGraph, pool: Any) -> None:
-    """End a failed capture: torch leaves its allocator and its generator in the state of capturing."""
+    """End a failed capture, because torch would leave its allocator and generator in the capturing state."""
     POOLS.clear()
     with suppress(RuntimeError):
         graph.capture_end()
@@ -59,7 +59,7 @@ def _abandon(graph: torch.cuda.CUDAGraph, pool: Any) -> None:
     with suppress(RuntimeError):
         torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)
         torch._C._cuda_releasePool(torch.cuda.current_device(), pool)
-    # a capture that succeeds ends the generator's capturing state, and earlier graphs can use it again
+    # a successful capture ends the generator's capturing state, so that earlier graphs can use it again
     graph = torch.cuda.CUDAGraph()
     graph.capture_begin(capture_error_mode="thread_local")
     torch.zeros(1, device="cuda")

@@ -30,7 +30,7 @@ def need(module: str, whose: str, extra: str, *, instead: str = "") -> Any:
 
     Args:
         module: the module, which may be inside a package.
-        whose: what needs it, the first words of the message.
+        whose: the feature that needs it, which begins the message.
         extra: the extra of pyproject.toml that installs the package.
         instead: what can be done without it, if anything.
 

@@ -1,4 +1,4 @@
-"""A figure of matplotlib that is written to a file."""
+"""Write a matplotlib figure to a file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["figure_file"]
 def figure_file(
     file: Path, size: tuple[float, float], rows: int = 1, columns: int = 1, *, dpi: int = 110, **how: Any
 ) -> Iterator[Any]:
-    """Axes [rows, columns] of a figure that is written as a PNG when the block ends, completely or not at all."""
+    """Give axes [rows, columns] of a figure, which is saved as a complete PNG file when the block ends."""
     need("matplotlib", "the figures of a study or a benchmark", "plot")
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

@@ -100,7 +100,7 @@ def write_text(path: Path, text: str) -> None:
 
 def write_arrays(path: Path, arrays: Arrays) -> None:
     """Write an `.npz` file with a seal, completely or not at all; equal arrays give equal bytes."""
-    for name, array in arrays.items():  # NumPy's own option for it came with 2.1
+    for name, array in arrays.items():  # NumPy 2.1 added an option for this check
         if np.asarray(array).dtype.hasobject:
             raise ValueError(f"{path} cannot hold {name}, an array of objects; give numbers or text.")
     with sealed(path) as temporary, temporary.open("xb") as stream:
@@ -129,7 +129,7 @@ def check_seal(owner: str, path: Path, *, needed: bool = False) -> None:
                     f"{owner}: {path} is damaged: its bytes are not those that were written; write it again."
                 )
             return
-        # without a comment an archive ends in its directory's record: one that should have a seal lost it
+        # without a comment, an archive ends with its directory record: a required seal is missing
         stream.seek(max(0, size - 22))
         end = stream.read()
         bare = end.startswith(b"PK\x05\x06") and end.endswith(b"\0\0")

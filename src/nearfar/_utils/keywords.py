@@ -1,4 +1,4 @@
-"""Errors for names that do not exist: the right one where pytorch-metric-learning (PML) has another, else the nearest.
+"""Errors for unknown names, with a suggestion: our name for a name of pytorch-metric-learning (PML), else the nearest.
 
 Contrastive(margin=1)      TypeError: Contrastive: there is no margin=; write pos_margin= and neg_margin=.
 Triplet(margn=1)           TypeError: Triplet: there is no margn=; did you mean 'margin'?
@@ -45,18 +45,18 @@ FROM_PML: dict[str, dict[str, str]] = {
     "SubCenterArcFace": {"sub_centers": "centers"},
     "Triplet": {"smooth_loss": "smooth", "type_of_triplets": "mining"},
 }
-"""Arguments of PML's classes: the argument of ours; under "" those that several classes have."""
+"""For each PML class, its arguments and ours; under "" those that several classes share."""
 CLASSES = {
     "BatchHardMiner": "Hard",
     "GeneralizedLiftedStructureLoss": "GeneralizedLifted",
     "NPairsLoss": "NPair",
     "TripletMarginLoss": "Triplet",
 }
-"""PML's classes whose name here is not theirs without its last word."""
+"""PML classes whose name here is not PML's without its last word."""
 
 
 def right_name(owner: str, name: str, known: Iterable[str]) -> str:
-    """What to write in place of an argument that a class does not have."""
+    """The correction to suggest for an unknown argument of a class."""
     words = [x for x in known if not x.startswith("_")]
     new = FROM_PML.get(owner, {}).get(name) or FROM_PML[""].get(name)
     if new is not None and all(part in words for part in new.split("= and ")):
@@ -72,7 +72,7 @@ def _parameters(kind: type) -> tuple[str, ...] | None:
 
 
 class Keywords:
-    """Base of classes that answer an unknown keyword with the right one."""
+    """Base class whose constructor answers an unknown keyword with the right one."""
 
     def __new__(cls, *args: Any, **given: Any) -> Self:
         """Check the keywords, then create the object as usual."""
@@ -85,12 +85,12 @@ class Keywords:
 
 
 def right_class(name: str, known: Iterable[str]) -> str:
-    """What to write in place of a class that is not there."""
+    """The correction to suggest for an unknown class."""
     words = [x for x in known if not x.startswith("_")]
     ours = CLASSES.get(name, name.removesuffix("Loss").removesuffix("Miner").removesuffix("Sampler"))
     return f"write {ours}." if ours in words else nearest(name, words)
 
 
 def no_such_name(module: str, name: str, known: Iterable[str]) -> AttributeError:
-    """The error for a name that a module does not have."""
+    """An AttributeError for an unknown name of a module, with a suggestion."""
     return AttributeError(f"module {module!r} has no attribute {name!r}; {right_class(name, known)}")

@@ -61,6 +61,6 @@ def alone(
             unlocked(error)
         yield
     finally:
-        if os.getpid() == taker:  # in a forked process it is closed, and its number may be another file's
+        if os.getpid() == taker:  # in a forked process the lock is closed, and its number may be another file's
             _held.remove(handle)
             os.close(handle)

@@ -20,7 +20,7 @@ def document(title: str, body: str, *, style: str, head: str = "") -> str:
     Args:
         title: the title; text, where the others are HTML and CSS.
         body: inside of the body.
-        style: rules beside those that all pages share.
+        style: rules besides those that all pages share.
         head: a further element of the head, such as `allow`.
     """
     shared = files("nearfar._utils").joinpath("page.css").read_text(encoding="utf-8")

@@ -40,7 +40,7 @@ class ProcessGroup:
         return self.gather(mask.to(torch.uint8)).amax(dim=0) > 0
 
     def all_agree(self, answer: bool, like: Tensor) -> bool:
-        """Whether `answer` is true on every rank, the same on all of them (this reads a device value)."""
+        """Whether `answer` is true on every rank; the same result on all of them (reads a device value)."""
         return answer
 
     @contextmanager
@@ -84,7 +84,7 @@ def in_touch(owner: str, group: Any = None) -> Iterator[None]:
 
 
 def _of_the_wire(problem: RuntimeError) -> bool:
-    """Whether an error comes from communication between processes."""
+    """Whether an error comes from the communication between processes."""
     words = str(problem).lower()
     return isinstance(problem, dist.DistError) or "gloo" in words or "nccl" in words
 
@@ -106,7 +106,7 @@ def close() -> None:
     left alone: destroying them waits for ranks that may be gone.
     """
     if dist.is_available() and dist.is_initialized() and dist.get_backend() == "gloo":
-        gc.collect()  # a network that is still there holds the group
+        gc.collect()  # a network that is still alive holds the group
         dist.destroy_process_group()
 
 
@@ -126,7 +126,7 @@ class Group(ProcessGroup):
 
     @property
     def wire(self) -> torch.device:
-        """The device from which messages are exchanged, wherever the rows are."""
+        """The device used for messages, whichever device holds the rows."""
         kinds = [pair.split(":")[0] for pair in dist.get_backend_config(self.group).split(",")]
         return torch.device("cpu" if "cpu" in kinds else kinds[0])
 
@@ -165,7 +165,7 @@ class Group(ProcessGroup):
         try:
             yield
         finally:
-            if self.rank:  # the others go on with their own numbers: dropout must differ
+            if self.rank:  # the other ranks continue with their own numbers, because dropout must differ
                 set_states(own, device)
 
     def copy_from(self, rank: int, x: Tensor) -> Tensor:

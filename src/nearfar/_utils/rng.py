@@ -25,11 +25,11 @@ def set_states(state: State, device: torch.device) -> None:
 
 
 def _module(device: torch.device) -> Any:
-    """What torch has for this type of device, such as `torch.cuda`; None if it has no generator of its own."""
+    """The torch module of this device type, such as `torch.cuda`; None if it has no generator of its own."""
     found = None if device.type == "cpu" else getattr(torch, device.type, None)
     return found if hasattr(found, "get_rng_state") else None
 
 
 def _index(device: torch.device) -> tuple[torch.device, ...]:
-    """The argument that names the device; torch.mps takes none."""
+    """Arguments that name the device; empty for torch.mps, which takes none."""
     return () if device.type == "mps" else (device,)

@@ -6,11 +6,11 @@ A class names its arguments once, as annotations with defaults, as a dataclass d
         temperature: Positive = 0.07
         reduction: Reduction = "mean"
 
-From these come the constructor and its signature, `repr`, and the checks: a value that an annotation does not allow is
-refused with the same sentence by the constructor and when the attribute is set, which then keeps its value. Whatever a
-class derives from its settings it makes in `_remake`, which runs after each change.
+These define the constructor and its signature, `repr`, and the checks: a value that its annotation does not allow
+raises the same error in the constructor and when the attribute is set, which then keeps its value. A class computes
+whatever depends on its settings in `_remake`, which runs after each change.
 
-A subclass with an `__init__` of its own is constructed as any other class; its annotations are no settings.
+A subclass with its own `__init__` is constructed like any other class; its annotations are not settings.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ __all__ = ["MISSING", "Number", "Positive", "Settings", "Whole", "ZeroOrMore"]
 
 Check = Callable[[str, str, object], None]
 MISSING: Any = inspect.Parameter.empty
-"""In place of a default: the argument must be given."""
+"""Marks a required argument, which has no default."""
 
 Number = Annotated[float | Tensor, functools.partial(check_number, learned=True)]
 """A number, which may be learned: a 0-dim `nn.Parameter`."""
 Positive = Annotated[float | Tensor, functools.partial(check_positive, learned=True)]
 """A number above zero, which may be learned."""
 ZeroOrMore = Annotated[float | Tensor, functools.partial(check_positive, zero=True, learned=True)]
-"""A number from zero on, which may be learned."""
+"""A number, zero or above, which may be learned."""
 Whole = Annotated[int, check_whole]
 """A whole number above zero."""
 
 
 def _check_of(hint: Any) -> Check | None:
-    """The check of an annotation; None where it allows anything, or what it means is checked elsewhere."""
+    """The check for an annotation; None if it allows anything or is checked elsewhere."""
     if get_origin(hint) is Annotated:
         return next((x for x in get_args(hint)[1:] if callable(x)), None)
     if get_origin(hint) is Literal:
@@ -66,14 +66,14 @@ def _parameters(kind: type[Settings]) -> dict[str, inspect.Parameter]:
     found, here = dict[str, inspect.Parameter](), named if kind.keyword_only else placed
     try:
         hints = inspect.get_annotations(kind, eval_str=True)
-    except NameError:  # of a class within a function
+    except NameError:  # for a class defined in a function
         hints = inspect.get_annotations(kind)
     for name, hint in hints.items():
-        if name == "_":  # KW_ONLY: those that follow
+        if name == "_":  # the settings after KW_ONLY
             here = named
         elif not (name.startswith("_") or str(hint).removeprefix("typing.").startswith("ClassVar")):
             default = vars(kind).get(name, MISSING)
-            by_place = isinstance(default, Field)  # kw_only=False, the only word of `field` that is read
+            by_place = isinstance(default, Field)  # kw_only=False, the only option of `field` that is supported
             found[name] = inspect.Parameter(
                 name, placed if by_place else here, default=MISSING if by_place else default, annotation=hint
             )
@@ -81,23 +81,23 @@ def _parameters(kind: type[Settings]) -> dict[str, inspect.Parameter]:
 
 
 class Settings(Keywords, nn.Module):
-    """Base of modules whose constructor arguments are settings; see the head of this module."""
+    """Base class of modules whose constructor arguments are settings; see the docstring of this module."""
 
     settings: ClassVar[Mapping[str, inspect.Parameter]] = {}
     """The arguments of the constructor, by name."""
     fixed: ClassVar[frozenset[str]] = frozenset()
-    """Settings that say how large something learned is, which cannot change."""
+    """Settings that determine the size of a parameter, and so cannot change."""
     either: ClassVar[Mapping[str, str]] = {}
-    """Settings of which one stands in place of another: setting one takes the other back."""
+    """Pairs of alternative settings: setting one resets the other."""
     dropped: ClassVar[frozenset[str]] = frozenset()
     """Settings of a base class that this class does not have."""
     keyword_only: ClassVar[bool] = False
     """Arguments are given by name, unless `field(kw_only=False)` says otherwise."""
 
     def __init_subclass__(cls, *, without: Iterable[str] = (), **more: Any) -> None:
-        """Make the constructor from the settings of the class and of its bases, `without` some of these.
+        """Make the constructor from the settings of the class and its bases, except those named in `without`.
 
-        A method `_read_NAME` gives what is read under the name of a setting that is learned otherwise.
+        If a setting is stored elsewhere, such as in a learned parameter, a method `_read_NAME` returns its value.
         """
         super().__init_subclass__(**more)
         init = vars(cls).get("__init__")
@@ -121,19 +121,19 @@ class Settings(Keywords, nn.Module):
     __init__.made = True  # type: ignore[attr-defined]
 
     def _prepare(self) -> None:
-        """Set what the object holds beside settings; they come next."""
+        """Set attributes that are not settings; runs before the settings are stored."""
 
     def _begin(self) -> None:
-        """Make what is learned, of a size that settings say; `_remake` comes next."""
+        """Create parameters whose size depends on settings; runs before `_remake`."""
 
     def _remake(self) -> None:
-        """Make, and so check, what depends on several settings; on failure nothing has changed."""
+        """Compute, and so validate, what depends on several settings; if it fails, nothing has changed."""
 
     def _changed(self, name: str) -> None:
-        """A setting has a new value: let what is learned follow."""
+        """Called after a setting has changed, to update learned parameters."""
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set an attribute; a setting is checked first, and what was made of it is made again."""
+        """Set an attribute; a setting is validated first, and what depends on it is computed again."""
         state = self.__dict__
         if name in type(self).settings and "_settled" in state:
             self._set(name, value)
@@ -176,13 +176,13 @@ class Settings(Keywords, nn.Module):
         self._changed(name)
 
     def _store(self, name: str, value: Any) -> None:
-        """Check a value and keep it: a parameter or module is registered under the name of its setting."""
+        """Validate a value and store it; parameters and modules are registered under the name of the setting."""
         hint = type(self).settings[name].annotation
         check = _check_of(hint)
         if check is not None:
             check(type(self).__name__, name, value)
         if type(value).__module__ == "numpy" and hasattr(value, "item"):
-            value = value.item()  # torch does not take every number of NumPy
+            value = value.item()  # torch does not accept every NumPy number
         places: list[dict[str, Any]] = [self.__dict__, self._parameters, self._modules]
         for place in places:
             place.pop(name, None)
@@ -194,7 +194,7 @@ class Settings(Keywords, nn.Module):
             self.__dict__[name] = value
 
     def setting(self, name: str) -> Any:
-        """A setting as it was given; the attribute of that name may say what was learned since."""
+        """The value that was given for a setting; the attribute of that name may return a learned value."""
         places: list[dict[str, Any]] = [self.__dict__, self._parameters, self._modules]
         return next(place[name] for place in places if name in place)
 
@@ -206,7 +206,7 @@ class Settings(Keywords, nn.Module):
 
 
 def _sort(settings: dict[str, inspect.Parameter]) -> dict[str, inspect.Parameter]:
-    """As in a signature: those that may be given by place first, and before all those without a default."""
+    """Order parameters for a signature: positional ones first, and those without a default before the others."""
     placed = inspect.Parameter.POSITIONAL_OR_KEYWORD
     return dict(
         sorted(settings.items(), key=lambda x: (x[1].kind, x[1].kind is placed and x[1].default is not MISSING))
@@ -238,7 +238,7 @@ def _constructor(kind: type[Settings]) -> Callable[..., None]:
 
 
 def _end_construction(init: Callable[..., None]) -> Callable[..., None]:
-    """A constructor after which new attributes are looked at, where it is that of the object's class."""
+    """Wrap `__init__`: once it has run, new attributes are checked for misspelled settings."""
 
     @functools.wraps(init)
     def construct(self: Settings, *args: Any, **given: Any) -> None:
@@ -250,14 +250,14 @@ def _end_construction(init: Callable[..., None]) -> Callable[..., None]:
 
 
 def _is_near(owner: str, name: str, known: Iterable[str]) -> bool:
-    """Whether a name is so near to that of a setting that it is meant."""
+    """Whether a name is so close to a setting's name that it is probably a misspelling."""
     said = right_name(owner, name, known)
     near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.75)
     return bool(near) or said.startswith("write ")
 
 
 def _show(value: object) -> str:
-    """A value as `repr` shows it; a learned one by its number."""
+    """The `repr` of a value; for a learned one, its number."""
     if not isinstance(value, Tensor):
         return repr(value)
     number = f"{value.detach().item():g}"

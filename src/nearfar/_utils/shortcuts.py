@@ -1,10 +1,10 @@
 """`Part`, the base class of everything that a loss is made of, and the rules for the shortcuts that engines use.
 
 A loss is made of parts: similarity, pair losses, sets, groups, link, miner. Each has a plain definition (`forward`,
-`value`, `split`, ...), which the dense engine runs, and some have shortcuts to the same numbers. Two rules keep a
-user's subclass from being computed as the class that it inherits from:
+`value`, `split`, ...), which the dense engine runs, and some have shortcuts that give the same numbers. Two rules keep
+a user's subclass from being computed like the class that it inherits from:
 
-    a shortcut is never inherited       a subclass that does not write it itself has none
+    a shortcut is never inherited       a subclass that does not define it itself has none
     `swift` is never inherited          class Mine(Hinge, swift=True) promises what `Part.swift` says
 
 Changes to a single object (a hook, a replaced method, a tensor in place of a number) are found by `touched` and
@@ -31,16 +31,16 @@ PLAIN = frozenset({bool, int, float, str, type(None), dict, OrderedDict, set})
 
 
 class Part(Keywords):
-    """Base class of the parts of a loss. The base class of a family lists the shortcuts of all its subclasses."""
+    """Base class of the parts of a loss. The base class of each family lists the shortcuts of all its subclasses."""
 
     swift: ClassVar[bool] = False
-    """Whether engines may use the shortcuts, pass pairs in any order and shape, and leave absent ones out."""
+    """Whether engines may use the shortcuts, pass pairs in any order and shape, and leave out absent ones."""
     shortcuts: ClassVar[tuple[str, ...]] = ()
     """Names of methods and attributes that compute the same as others, faster."""
     changes: ClassVar[int] = 0
-    """How often an attribute of any part was set: what was derived from parts before is stale."""
+    """How often an attribute of any part was set; whatever was derived before the last time is stale."""
     learns: ClassVar[frozenset[str]] = frozenset()
-    """Parameters that a swift part may have; with any other one the shortcuts are not used."""
+    """Parameters that a swift part may have; with any others the shortcuts are not used."""
 
     def __init_subclass__(cls, *, swift: bool = False, **more: Any) -> None:
         """Remove inherited shortcuts that the class does not define itself."""
@@ -52,7 +52,7 @@ class Part(Keywords):
                 setattr(cls, name, inspect.getattr_static(first, name))
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set an attribute, unless a loss made this part: it would make it anew without the change."""
+        """Set an attribute; raises an error if a loss made this part, because the loss would lose the change."""
         maker = self.__dict__.get("_maker")
         if maker is not None and not name.startswith("_") and name != "training":
             raise AttributeError(
@@ -64,7 +64,7 @@ class Part(Keywords):
 
 
 def exactly(part: object, *kinds: type[Kind]) -> TypeGuard[Kind]:
-    """Whether a part's class is one of these, not a subclass of them."""
+    """Whether a part's class is one of these, and not a subclass of them."""
     return type(part) in kinds
 
 
@@ -74,7 +74,7 @@ def swift(parts: Iterable[Part | None]) -> bool:
 
 
 def touched(parts: Iterable[Part | None]) -> str | None:
-    """A change to one of the parts that only a plain call of it would respect (such as a hook), or None."""
+    """A change to one of the parts that only a plain call would respect (such as a hook), or None."""
     for part in parts:
         for inner in () if part is None else nested(part):
             found = _touched(inner)
@@ -112,13 +112,13 @@ def _held(part: object) -> dict[str, Any]:
 def _swift(part: Any) -> bool:
     if not isinstance(part, Part) or not part.swift:
         return False
-    held = _held(part)  # of a module: with what is learned, kept and nested
+    held = _held(part)  # for a module, including parameters, buffers and submodules
     kept, inside = (held.get(name, ()) for name in ("_buffers", "_modules"))
     return part.learns.issuperset(tensors(part)) and not kept and not inside
 
 
 def tensors(part: Any) -> dict[str, Tensor]:
-    """The parameters of a part, and the tensors that stand for its numbers: those that a loss makes it with."""
+    """The parameters of a part, and tensors used as its numbers, such as those passed by the loss that makes it."""
     held = _held(part)
     plain = {name: x for name, x in held.items() if type(x) not in PLAIN and isinstance(x, Tensor)}
     inner: dict[str, Tensor] = held.get("_parameters", {})
@@ -126,7 +126,7 @@ def tensors(part: Any) -> dict[str, Tensor]:
 
 
 def learned_tensors(parts: Iterable[Part | None]) -> tuple[Tensor, ...]:
-    """What parts learn: parameters, and numbers that are tensors with a graph."""
+    """All that the parts learn: parameters, and tensors with a graph used as numbers."""
     every = (x for part in parts if part is not None for inner in nested(part) for x in tensors(inner).values())
     return tuple({id(x): x for x in every if x is not None and x.requires_grad}.values())
 
@@ -139,7 +139,7 @@ def _touched(part: Any) -> str | None:
     if hooked(part):
         return "has a hook"
     for name, value in held.items():
-        number = isinstance(value, Tensor) and value.ndim == 0  # engines ask for these, see `learned_tensors`
+        number = isinstance(value, Tensor) and value.ndim == 0  # engines collect these, see `learned_tensors`
         if type(value) not in PLAIN and isinstance(value, Tensor | nn.Module) and not number:
             return f"holds a {type(value).__name__}, {name}, that is no parameter, buffer or module of a module"
     return None

@@ -21,9 +21,9 @@ def readable(tensor: Tensor) -> bool:
 
 
 def uses_tf32() -> bool:
-    """Whether float32 matrix products on a GPU may be taken in TF32, by torch's old setting or the new one."""
+    """Whether float32 matrix products on a GPU may use TF32, by torch's old or new setting."""
     matmul = torch.backends.cuda.matmul
-    found = getattr(matmul, "fp32_precision", None)  # since torch 2.9; once it was set, allow_tf32 cannot be read
+    found = getattr(matmul, "fp32_precision", None)  # since torch 2.9; once it is set, allow_tf32 cannot be read
     return bool(matmul.allow_tf32 if found is None else found == "tf32")
 
 
@@ -44,8 +44,8 @@ def check_embeddings(owner: str, name: str, x: Tensor, *, finite: bool = True) -
 
 def _check_finite(owner: str, name: str, x: Tensor) -> None:
     if math.isfinite(float(x.detach().sum())):
-        return  # no NaN or infinity vanishes in a sum; one that overflows is looked at more closely
-    # in parts: a mask of everything would cost a quarter of the embeddings' own memory, and more on the way
+        return  # no NaN or infinity vanishes in a sum; a sum that overflows is examined further
+    # in parts, because one mask would take a quarter of the embeddings' memory, and temporaries more
     finite = torch.cat([torch.isfinite(rows).all(dim=1) for rows in torch.split(x.detach(), 8192)])
     if not bool(finite.all()):
         rows = torch.nonzero(~finite).flatten().tolist()
@@ -57,7 +57,7 @@ def _check_finite(owner: str, name: str, x: Tensor) -> None:
 
 
 def check_placed(owner: str, loss: nn.Module, device: torch.device) -> None:
-    """Require the parameters and buffers of a loss on the device of the embeddings, but for buffers that it moves."""
+    """Require parameters and buffers of a loss on the device of the embeddings, except buffers that it moves."""
     for path, one in () if torch.compiler.is_compiling() else loss.named_modules():
         for held in (one._parameters, {} if getattr(one, "moves_buffers", False) else one._buffers):
             for name, x in held.items():
@@ -131,7 +131,7 @@ def check_class_numbers(owner: str, name: str, labels: Tensor) -> None:
 
 
 def widen(x: Tensor, y: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Rows and references in the wider type of both, and at least in float32: half precision loses the sums."""
+    """Rows and references in their common dtype, at least float32: half precision is too coarse for sums."""
     dtype = torch.float32 if x.dtype in (torch.bfloat16, torch.float16) else x.dtype
     if y is not None:
         dtype = torch.promote_types(dtype, y.dtype)
@@ -140,7 +140,7 @@ def widen(x: Tensor, y: Tensor | None) -> tuple[Tensor, Tensor | None]:
 
 def total(w: Tensor, like: Tensor) -> Tensor:
     """The sum Σ w of each group [g], in the floating-point type of the losses."""
-    # a mask is summed as bytes: torch would widen it to eight bytes an entry first
+    # masks are summed as bytes, because torch would first widen them to eight bytes per entry
     return (w.view(torch.uint8) if w.dtype == torch.bool else w).sum(dim=1, dtype=like.dtype)
 
 
@@ -151,7 +151,7 @@ def weighted(x: Tensor, w: Tensor) -> Tensor:
 
 
 def over(x: Tensor, amount: Tensor) -> Tensor:
-    """The quotient x / amount, and 0 where the amount is 0: this defines the value of an empty group."""
+    """The quotient x / amount, or 0 if the amount is 0, which defines the value of an empty group."""
     empty = amount == 0
     return (x / amount.masked_fill(empty, 1)).masked_fill(empty, 0)
 

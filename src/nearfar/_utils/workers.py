@@ -29,7 +29,7 @@ _busy, _alone = threading.Lock(), threading.Event()
 
 
 class Stopped(Exception):  # noqa: N818  (not an error)
-    """A job gave up because it was asked to stop."""
+    """Raised when a job ends early because it was asked to stop."""
 
 
 class Workers(Generic[Job, Outcome]):
@@ -51,7 +51,7 @@ class Workers(Generic[Job, Outcome]):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if self._pool is not None:
-            self._stop.set()  # jobs that are under way end after their step
+            self._stop.set()  # running jobs end after their current step
             self._pool.shutdown(wait=True, cancel_futures=True)
             self._pool = None
 
@@ -105,7 +105,7 @@ def _end_with_parent() -> None:
     if parent is not None:
         wait_for([parent.sentinel])
         _alone.set()
-        with _busy:  # the job under way ends after its step and removes its files
+        with _busy:  # the running job ends after its step and removes its files
             os._exit(1)
 
 

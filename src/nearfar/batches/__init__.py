@@ -13,5 +13,5 @@ __all__ = ["HardClasses", "MPerClass", "Proximal", "Representatives", "Violation
 
 
 def __getattr__(name: str) -> Never:
-    """Name the nearest name."""
+    """Raise an AttributeError that suggests the nearest existing name."""
     raise no_such_name("nearfar.batches", name, __all__)

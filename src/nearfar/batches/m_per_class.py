@@ -16,7 +16,7 @@ from nearfar.batches.sampler import Classes, GlobalBatches, Rows, class_rounds, 
 __all__ = ["MPerClass"]
 
 MOST = 2**24
-"""An epoch of at most so many rows is planned at once, in some 400 MB; a longer one round by round."""
+"""An epoch of at most this many rows is planned at once, using about 400 MB; a longer one round by round."""
 SHUFFLES = 1
 """Distinguishes the generator that shuffles samples from that of the rounds, which is seeded by the epoch only."""
 
@@ -97,12 +97,12 @@ class MPerClass(GlobalBatches):
         random = self._random(epoch)
         known, wide = self._classes, self.samples
         drawn = class_rounds(random, len(known), self.classes, len(self)).reshape(-1)
-        turn = np.arange(len(drawn)) // len(known)  # how often the class was drawn before, in this epoch
+        turn = np.arange(len(drawn)) // len(known)  # how often the class was drawn earlier in this epoch
         passes, group = np.divmod(turn, self._groups[drawn])
         inside = (group[:, None] * wide + np.arange(wide)) % known.size[drawn, None]
         place = known.start[drawn, None] + inside
         rows = np.empty_like(place)
-        # beside a large class, small ones are shuffled thousands of times in an epoch: touch only the classes in a pass
+        # next to a large class, small ones are shuffled thousands of times per epoch: only touch classes in a pass
         order = np.argsort(passes, kind="stable")
         ends = np.searchsorted(passes[order], np.arange(int(passes[order[-1]]) + 2))
         shuffled, again = known.rows.copy(), np.arange(len(known.rows))

@@ -46,7 +46,7 @@ class Representatives(GlobalBatches):
         batch_size: B; `samples` must divide it. With fewer than B/I classes a batch holds all of them and is smaller.
         samples: I, at least 2.
         rho: ρ.
-        steps: M, in place of the rule. M = 1 is the batch rule of N-pair.
+        steps: M, instead of the rule. M = 1 is the batch rule of N-pair.
         hard_classes: True, or a `HardClasses` table with options.
         order: "representatives": all of them first, then the others, class after class; "classes": each class
             together, its representative first, so that ranks hold whole classes where `world` divides B/I.

@@ -87,7 +87,7 @@ def violations(
                 (tile.negative > 0, min_negative_distance - distance),
             )
         ):
-            broken = there & ~(excess <= 0)  # a NaN counts and shows
+            broken = there & ~(excess <= 0)  # NaN counts, so that it shows
             by = torch.where(broken, excess, 0.0).double().sum()
             sums[side] += torch.stack([there.sum().double(), broken.sum().double(), by])
     return _summary(sums.tolist(), int(relation.orders))

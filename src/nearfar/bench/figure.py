@@ -100,7 +100,7 @@ def _by_precision(rows: Sequence[Row]) -> dict[str, list[Row]]:
 
 
 def _first(rows: Sequence[Row]) -> list[Row]:
-    """The rows in the first precision, in which PML is drawn."""
+    """The rows in the first precision, the only one in which PML is drawn."""
     return [row for row in rows if row.precision == rows[0].precision]
 
 

@@ -183,7 +183,7 @@ def _reset_peak() -> float:
         return _peak_so_far()
     try:
         Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
-    except OSError:  # not allowed in some containers: the peak of the small step stays
+    except OSError:  # not allowed in some containers, where the peak includes the small step
         return _resident("VmHWM")
     return _resident("VmRSS")
 

@@ -1,4 +1,4 @@
-"""Expected time of a step, from smaller sizes, so that steps that cannot end within their limit are not begun."""
+"""Predict the time of a step from smaller sizes, so that steps that would exceed their limit are not started."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from nearfar.bench.timing import LIMIT
 __all__ = ["Pace"]
 
 REPEATS = 5
-"""Expected steps of a contestant in a row: warm-up, the step that measures memory, and rounds."""
+"""Number of steps that a contestant is expected to take per row: warm-up, the step that measures memory, and rounds."""
 
 
 class Pace:
-    """Predicts the time of later rows from earlier ones, in proportion to the number of pairs.
+    """Predicts the time of larger sizes from smaller ones, in proportion to the number of pairs.
 
     Args:
         step: seconds that one step may take.
@@ -40,7 +40,7 @@ class Pace:
             self._took["", row.precision, LIMIT] = row.rows, row.limit
 
     def failed(self, loss: str, rows: int, precision: str, who: str) -> str:
-        """Why a contestant is not tried: it failed at a smaller size, or would take too long; "" if it is tried."""
+        """The reason to skip a contestant: it failed at a smaller size, or would take too long; "" to try it."""
         first, word = self._failed.get((loss, precision, who), (sys.maxsize, ""))
         if rows >= first:
             return word
@@ -52,7 +52,7 @@ class Pace:
         return seconds * (rows / before) ** 2
 
     def fits(self, loss: str, rows: int, precision: str, contestants: Iterable[str]) -> bool:
-        """Whether a row is expected to end before the run must."""
+        """Whether a row is expected to end before the time of the run is up."""
         if self.total is None:
             return True
         tried = [who for who in (LIMIT, *contestants) if not self.failed(loss, rows, precision, who)]

@@ -51,7 +51,7 @@ def line(row: Row, who: str) -> str:
 
 
 def table(rows: Iterable[Row], who: str) -> str:
-    """A Markdown table of the engine `who` beside PML; a failure is named in place of its number."""
+    """A Markdown table of the engine `who` next to PML; a failed cell names the reason."""
     lines = [
         (row.loss, f"{row.rows:,}", _ms(row.cells[who]), _number(row.x_limit(who)),
          _peer(row, _number(row.over(PEER, who))), _mb(row.cells[who]),
@@ -62,7 +62,7 @@ def table(rows: Iterable[Row], who: str) -> str:
 
 
 def contest(rows: Iterable[Row]) -> str:
-    """A Markdown table with a line for each engine and for PML; a failure is named in place of the time."""
+    """A Markdown table with a line for each engine and for PML; a failed cell names the reason."""
     head = ("loss", "B", "precision", "engine", "ms", "x limit", "PML / it", "launches", "MB")
     lines = [
         (row.loss, f"{row.rows:,}", row.precision, who, _ms(cell), _number(row.x_limit(who)),

@@ -40,7 +40,7 @@ ENGINES = ("auto", "dense", "tiled", "fused", "compiled")
 
 
 class DeviceLostError(RuntimeError):
-    """The device no longer responds, such as after an illegal access: only a new process can continue."""
+    """Raised when the device no longer responds, such as after an illegal access; only a new process can continue."""
 
 
 @dataclass(frozen=True)
@@ -105,14 +105,14 @@ def offered(device: str, engines: Iterable[str] = ("auto", "dense", "tiled", "fu
 
 
 def _refused(subject: Subject, engine: str, device: str) -> str:
-    """Why a loss does not run with an engine on a device, in one line, or ""."""
+    """The reason, in one line, why a loss does not run with an engine on a device; "" if it runs."""
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
         try:
             backward(our_step(subject, 16, 32, engine, device), *batch(16, 32, device))
         except Exception as error:  # any error of an engine is an answer
             return reason(error)
-    # a warning that names the engine says that another one runs in its place
+    # a warning that names the engine means that another one runs instead
     return next((str(each.message) for each in heard if engine in str(each.message)), "")
 
 
@@ -189,7 +189,7 @@ def _cell(plan: Plan, task: Task, steps: dict[str, Step], e: Tensor, y: Tensor) 
             found = _peak(plan, task, step, e, y)
             if found.failed:
                 return Cell(failed=found.failed)
-            # a long step is not repeated: its time is that of the step that measured its memory
+            # a long step is not repeated: its time is that of the step that measured memory
             if found.seconds is not None and found.seconds > plan.patience.seconds:
                 return Cell(found.seconds, found.megabytes)
             counted = launches(step, e, y) if task.rows <= plan.launches else None

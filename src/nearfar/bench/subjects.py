@@ -42,12 +42,12 @@ __all__ = [
 
 Step = Callable[[Tensor, Tensor], Tensor]
 Make = Callable[[int, int, Any], torch.nn.Module]
-"""Rows, width and engine to a loss."""
+"""Makes a loss from rows, width and engine."""
 Peer = Callable[[int, int, Any, Any], Step]
-"""Rows, width, PML's losses and PML's miners to the same loss there."""
+"""Makes PML's loss from rows, width, and PML's modules of losses and of miners."""
 
 PEER = "PML"
-"""The name of pytorch-metric-learning in place of an engine."""
+"""The name of pytorch-metric-learning in tables, used like the name of an engine."""
 EACH = 4
 """Rows per class in the batches."""
 PRECISIONS = {
@@ -93,7 +93,7 @@ def _classes(rows: int) -> int:
 
 
 def _with_defaults(loss: type[torch.nn.Module]) -> Make:
-    """How to make a loss with its defaults, and with the number of classes if it has a vector for each class."""
+    """A function that makes a loss with its defaults, given the number of classes if it has a vector for each class."""
     classes = "classes" in signature(loss).parameters
     return lambda rows, width, engine: loss(*((_classes(rows), width) if classes else ()), engine=engine)
 

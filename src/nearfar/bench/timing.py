@@ -83,7 +83,7 @@ def time_in_turns(
         for turn in range(patience.rounds + 1):
             if turn and time.perf_counter() - begin > patience.seconds:
                 break
-            # alternate the order: the first step finds the cache of another, and must not always be the same one
+            # alternate the order, because each step runs with the cache that the one before has left
             order = dict(reversed(steps.items())) if turn % 2 else steps
             for name, seconds in _round(order, e, y, clock, failed):
                 found[name].append(seconds)

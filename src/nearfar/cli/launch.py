@@ -32,7 +32,7 @@ Restarts = Annotated[
 ]
 OWN = ("--processes", "--restarts")
 PATIENCE = "300"
-"""Seconds that processes have to end after Ctrl-C, since training ends at its next checkpoint."""
+"""Seconds that processes get to end after Ctrl-C, since training ends at its next checkpoint."""
 
 
 def place(variables: Mapping[str, str] = os.environ) -> tuple[int, int]:
@@ -58,7 +58,7 @@ def is_first() -> bool:
 
 
 def restarts(variables: Mapping[str, str] = os.environ) -> int:
-    """How often the launcher has started these processes again after one of them died."""
+    """How often the launcher has restarted these processes after one of them died."""
     count = variables.get("TORCHELASTIC_RESTART_COUNT", "0")
     return int(count) if count.isdigit() else 0
 

@@ -52,7 +52,7 @@ def _commands(
         bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Options before the command."""
+    """Define the options that stand before the command."""
 
 
 def losses() -> None:

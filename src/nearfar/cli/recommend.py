@@ -93,7 +93,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Recommendation:
-    """A configuration to begin with (nested values for `nearfar.runs.config.parse`) and the reason for each part."""
+    """A configuration to start from (nested values for `nearfar.runs.config.parse`), and the reason for each part."""
 
     config: dict[str, Any]
     reasons: tuple[str, ...]
@@ -119,11 +119,11 @@ def recommend(
 
     Args:
         labels: integers [n] of the training samples, including those that will be held out.
-        batch_size: the most samples that fit in a batch.
+        batch_size: the largest number of samples that fits in a batch.
         memory: gigabytes that the loss may use.
         validation: the share of these classes that training holds out, `data.validation` of a configuration.
         test: number of test classes, used only in the text.
-        photographs: the samples are photographs, for which a recipe says the rest; used only in the text.
+        photographs: the samples are photographs, for which a recipe sets the other options; used only in the text.
         rows: measured results to choose from; by default those of the package.
 
     >>> recommend([0, 0, 0, 1, 1, 1, 2, 2, 2], batch_size=6).config["batches"]
@@ -164,7 +164,7 @@ def _choose(facts: Facts, rows: Sequence[Row]) -> tuple[Row | None, str]:
             f"{nearest.per_class} a class. This is the default; try two losses on held-out classes."
         )
     best = max((row for row in rows if row.data == nearest.data), key=lambda row: row.recall)
-    # one source compares like with like: the same steps, network and rate
+    # results of one source are comparable: same steps, network and learning rate
     there = [row for row in rows if (row.data, row.source) == (best.data, best.source)]
     if len(there) == 1:
         return best, f"The best result on data of this shape: {best.cite()}."

@@ -42,15 +42,15 @@ def load_or_make(
 ) -> Arrays:
     """Return the arrays stored under `stem`, or make and store them.
 
-    A file whose seal is broken is made again, with a warning. If the folder cannot be written, there is a warning and
-    the arrays are returned all the same.
+    A file with a broken seal is made again, with a warning. If the folder cannot be written, there is a warning, and
+    the arrays are returned nevertheless.
 
     Args:
-        folder: Where the file lies; made when missing.
-        stem: The name of the file; what the arrays depend on belongs in it, or is compared by `is_current`.
-        make: Called without arguments when there is no sound and current file.
+        folder: Folder of the file; created if missing.
+        stem: Name of the file. It must name whatever the arrays depend on, unless `is_current` compares that.
+        make: Called without arguments if there is no valid and current file.
         is_current: Whether stored arrays may be used; otherwise they are replaced.
-        lock: Make other processes that want the same arrays wait, where a lock can be written.
+        lock: Make other processes that need the same arrays wait, if the folder can hold a lock.
     """
     path = folder / f"{stem}.npz"
     stored = _load(path, is_current)

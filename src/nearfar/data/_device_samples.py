@@ -15,7 +15,7 @@ from nearfar.data._resample import Ragged
 
 @dataclass(frozen=True, eq=False)
 class DeviceSamples:
-    """Samples on a device, or some of them: parts share the tensors on the device.
+    """Samples on a device; subsets share the tensors of the whole.
 
     Attributes:
         x: all samples: a tensor [m, ...], or pictures of different sizes.
@@ -30,18 +30,18 @@ class DeviceSamples:
     sizes: NDArray[np.int64]
 
     def part(self, rows: NDArray[np.int64]) -> DeviceSamples:
-        """Some of the samples."""
+        """A subset of the samples, which shares their tensors."""
         return replace(self, rows=self.rows[rows], readable=self.readable[rows], sizes=self.sizes[rows])
 
     def size(self, index: int) -> tuple[int, int]:
-        """Width and height of the picture that `take` gives for a sample."""
+        """Width and height of the picture that `take` returns for a sample."""
         width, height = self.sizes[index].tolist()
         return width, height
 
     def take(self, indices: Tensor) -> Tensor | Ragged:
-        """The samples with these indices [b], which are on the CPU."""
+        """The samples with these indices [b]; the indices are on the CPU."""
         return self.x[torch.from_numpy(self.rows[indices.numpy()]).to(self.x.device, non_blocking=True)]
 
     def __getstate__(self) -> dict[str, Any]:
-        # worker processes draw numbers for pixels on a device, and never read them
+        # worker processes draw random numbers for pixels on a device, and never read the pixels
         return {**self.__dict__, "x": self.x if isinstance(self.x, Tensor) and self.x.device.type == "cpu" else None}

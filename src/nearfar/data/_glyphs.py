@@ -23,9 +23,9 @@ from nearfar.data._cache import default_folder, load_or_make
 if TYPE_CHECKING:
     from matplotlib.ft2font import FT2Font
 
-FORMAT = 1  # raise when the rule or the drawing changes: older cache files are then passed over
+FORMAT = 1  # increase if the rule or the drawing changes, so that older cache files are ignored
 SIZE = 32  # pixels a side
-BOTTOM, TOP = -0.33, 1.07  # what the picture shows, in ems above the baseline; it is as wide as high
+BOTTOM, TOP = -0.33, 1.07  # vertical range of the picture, in ems above the baseline; the width is the same
 FEWEST = 12  # faces a character must have
 FEW = frozenset((*range(0x21, 0x7F), *range(0x391, 0x3CA)))  # code points of `few_glyphs`
 TEST_SCRIPTS = frozenset({"GREEK", "CYRILLIC", "ARMENIAN", "GEORGIAN"})
@@ -40,7 +40,7 @@ _DEJAVU = tuple(
     for style in styles
 )
 _STIX = ("STIXGeneral", "STIXGeneralBol", "STIXGeneralBolIta", "STIXGeneralItalic")
-# TeX's encodings: in these four only letters and digits sit at their own code points ("<" shows "¡").
+# TeX encodings: in these four fonts only letters and digits have their own code points ("<" shows "¡").
 _COMPUTER_MODERN = ("cmb10", "cmr10", "cmss10", "cmtt10")
 FACES = _DEJAVU + _STIX + _COMPUTER_MODERN
 # Errors of the fonts, found by eye: these code points show the glyph of a neighbor (the bold T shows S).
@@ -72,7 +72,7 @@ class Split:
 
 @dataclass(frozen=True, eq=False)
 class Glyphs:
-    """The data set: `train` and `test` share no class and no script, `faces` names the font faces."""
+    """The data set: `train` and `test` have no class and no script in common; `faces` names the font faces."""
 
     train: Split
     test: Split
@@ -101,7 +101,7 @@ def glyphs(*, cache: str | Path | None = None, progress: bool = True) -> Glyphs:
 
     Args:
         cache: Folder for the drawn data; by default `$XDG_CACHE_HOME/nearfar` or `~/.cache/nearfar`.
-        progress: Show a bar while drawing, or now and then a plain line where there is no terminal.
+        progress: Show a bar while drawing, or occasional plain lines if there is no terminal.
 
     Returns:
         Both splits; the same matplotlib gives the same bytes.
@@ -118,7 +118,7 @@ def glyphs(*, cache: str | Path | None = None, progress: bool = True) -> Glyphs:
 
 
 def few_glyphs() -> Glyphs:
-    """A small part of the data set, drawn in a second and kept nowhere: ASCII to learn from, Greek letters to find."""
+    """A small data set, drawn in a second and not cached: ASCII characters for training, Greek ones for the test."""
     return _assemble(_draw(_fonts(), progress=False, among=FEW))
 
 
@@ -136,7 +136,7 @@ def _fonts() -> tuple[Path, ...]:
 
 
 def _stem(fonts: Sequence[Path]) -> str:
-    """The file name in the cache, from what the pictures depend on: format, matplotlib and the bytes of the fonts."""
+    """The cache's file name, from everything that the pictures depend on: format, matplotlib, and the fonts' bytes."""
     import matplotlib
 
     digest = hashlib.sha256()
@@ -188,7 +188,7 @@ def _is_test(code: int) -> bool:
 
 
 def _draw_face(font: "FT2Font", chars: dict[int, int], codes: NDArray[np.int64], out: Pictures) -> None:
-    """Fill `out [c, 32, 32]` with the characters of one face; what is missing or unfit stays blank."""
+    """Draw the characters of one face into `out [c, 32, 32]`; missing and unfit characters stay blank."""
     font.set_size(1000.0, 72.0)  # outlines in thousandths of an em, whatever the face's own grid
     pen = _Pen()
     missing = pen.draw(font, 0).tobytes()
@@ -223,7 +223,7 @@ class _Pen:
         blank = np.zeros((SIZE, SIZE), dtype=np.uint8)
         glyph: Any = font.load_glyph(index, flags=self._unhinted)  # type: ignore[arg-type]
         points, kinds = font.get_path()
-        ink = points[kinds != Outline.CLOSEPOLY]  # closing entries carry no point of their own
+        ink = points[kinds != Outline.CLOSEPOLY]  # closing entries have no point
         if not len(ink):
             return blank
         scale = SIZE / (TOP - BOTTOM) / 1000.0
@@ -241,12 +241,12 @@ class _Pen:
 
 
 def _without_look_alikes(pictures: Pictures, there: Flags, test: Flags) -> Flags:
-    """Decide which characters to keep: drop those that look like one kept before.
+    """Decide which characters to keep: all that do not look like one kept before.
 
     Args:
-        pictures: `[f, c, 32, 32]`, faces by characters in the order of code points.
-        there: `[f, c]`, which of them exist.
-        test: `[c]`, which characters are of a test script.
+        pictures: `[f, c, 32, 32]`: faces, characters in the order of code points.
+        there: `[f, c]`, whether the face has the character.
+        test: `[c]`, whether the script of a character is for the test.
 
     Returns:
         `[c]`, true for a character that looks like none kept before it.
@@ -269,8 +269,8 @@ def _near_pictures(pictures: Pictures, test: Flags) -> tuple[NDArray[np.intp], N
     flat = pictures.reshape(len(pictures), -1).astype(np.float32)
     gram = flat @ flat.T
     norm = np.diagonal(gram).copy()
-    # a cheap, slightly wider net first; what it catches is then measured in integers, so that no rounding
-    # of one machine can tip a pair over the limit
+    # first a cheap, slightly loose test; pairs that pass it are measured in integers, so that rounding on some
+    # machine cannot move a pair across the limit
     distance = np.add.outer(norm, norm)
     distance -= 2.0 * gram
     distance -= 0.11 * np.maximum.outer(norm, norm)

@@ -1,9 +1,9 @@
 """Crops of pictures of different sizes, resized on a device: PIL's bilinear filter as two matrix products.
 
-PIL weights the input pixels of each output pixel by a triangle, whose half width is one input pixel where a crop grows
-and the scale where it shrinks, first along the rows, then along the columns, and rounds to whole gray levels after
-each. Floating-point sums agree with it to two gray levels, and exactly for most values: PIL's weights are integers,
-which breaks ties in another way.
+PIL weights input pixels by a triangle around each output pixel: its half width is one input pixel if a crop grows,
+and the scale if it shrinks. PIL filters along the rows, then along the columns, and rounds to whole gray levels after
+each. Floating-point sums agree with it to two gray levels, and exactly for most values; PIL uses integer weights,
+which break ties differently.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Ragged:
 
     @property
     def device(self) -> torch.device:
-        """The device of all four."""
+        """The device of all four tensors."""
         return self.pixels.device
 
     def __getitem__(self, rows: Tensor) -> Ragged:
@@ -47,8 +47,8 @@ def crops(pictures: Ragged, boxes: Tensor, flips: Tensor, size: int) -> Tensor:
     """Crop and resize: gray levels [b, 3, size, size] as float32, whole numbers in 0..255, channels last in memory.
 
     Args:
-        pictures: b of them.
-        boxes: [b, 4] left, top, width and height in pixels, on the CPU: their largest decides how much is read.
+        pictures: b pictures.
+        boxes: [b, 4] left, top, width and height in pixels, on the CPU, since the largest box sets the size read.
         flips: bool [b], which crops are mirrored left to right.
         size: pixels a side.
     """

@@ -1,10 +1,10 @@
 """One pass over tar shards in WebDataset's form: where each sample's picture lies, and what its label is.
 
-The `webdataset` package says which files form a sample. It reads shards from the first byte to the last, which suits a
-stream of shuffled samples. Batches with M samples of each class need random access, so the pass notes offsets and
-sizes, by which pictures are then read from the plain tar files.
+The `webdataset` package defines which files form a sample. It reads shards sequentially, which suits a stream of
+shuffled samples. Batches with M samples of each class need random access, so this pass records the offset and size of
+each picture, by which it is later read from the tar file.
 
-A label is the content of a sample's own file, a key of its .json, or a row of a table.
+A label is the content of a file of the sample, a key of its .json, or a row of a table.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class LabelRule:
         """The label of a sample, and its side or "".
 
         Raises:
-            ValueError: there is no label; the message lacks its subject, the sample.
+            ValueError: there is no label; the caller puts the sample's name before the message.
         """
         if self.table is not None:
             if key not in self.table:
@@ -122,7 +122,7 @@ def table_file(labels: str | None, folder: Path) -> Path | None:
 
 
 def _default_rule(folder: Path, shards: Sequence[Path]) -> str:
-    """The usual suffix or key of labels that the first sample has."""
+    """The suffix or key of the labels in the first sample, out of the usual ones."""
     first = next((entries for shard in shards for _, entries, _ in _samples(shard)), None)
     if first is None:
         raise _empty(shards)
@@ -139,11 +139,11 @@ def scan(shards: Sequence[Path], rule: LabelRule, inputs: str | None, watch: Wat
     """Read the headers of all files in the shards, and the labels of all samples.
 
     Returns:
-        The arrays of a `nearfar.data.shards.ShardIndex`, less its stamps.
+        The arrays of a `nearfar.data.shards.ShardIndex`, without its stamps.
 
     Raises:
         FileNotFoundError: a shard is missing, or samples that a table lists.
-        ValueError: a shard cannot be read or was cut short, or a sample has no picture, no label or another's key.
+        ValueError: a shard cannot be read or is cut short, or a sample lacks a picture or label or repeats a key.
     """
     first, keys = [0], dict[str, int]()
     names: list[str] = []
@@ -200,7 +200,7 @@ def _number(labels: Sequence[str]) -> tuple[Labels, tuple[str, ...]]:
 
 
 def _samples(shard: Path) -> Iterator[tuple[str, Entries, Read]]:
-    """The key and the files of each sample, grouped by webdataset's rule, and a function that reads one of them."""
+    """The key and files of each sample, grouped by webdataset's rule, and a function that reads one file."""
     group = need("webdataset.tariterators", "shards", "shards").group_by_keys
     if not shard.is_file():
         raise FileNotFoundError(f"shards: there is no file {shard}; put all shards there, or correct the path.")
@@ -218,7 +218,7 @@ def _samples(shard: Path) -> Iterator[tuple[str, Entries, Read]]:
 
 
 def _files(shard: Path) -> Iterator[dict[str, Any]]:
-    """The files of a shard in the form that `group_by_keys` takes, with their places instead of their contents."""
+    """The files of a shard in the form that `group_by_keys` takes, with positions instead of contents."""
     for member in tar_members("shards", shard):
         if not OTHERS.match(member.name):
             yield {"fname": member.name, "data": member, "__url__": str(shard)}
@@ -226,7 +226,7 @@ def _files(shard: Path) -> Iterator[dict[str, Any]]:
 
 
 def _read(stream: IO[bytes], entries: Entries, suffix: str) -> bytes | None:
-    """The content of a file of a sample, at most one byte more than a label may have."""
+    """The content of a file of a sample, read up to one byte beyond the limit for labels."""
     if suffix not in entries:
         return None
     stream.seek(entries[suffix].offset)

@@ -55,7 +55,7 @@ def omniglot(path: Path) -> DataSet:
     if absent:
         raise ValueError(f"omniglot: {file} lacks {', '.join(absent)}; it must hold {', '.join(needed)}.")
     bits = np.unpackbits(arrays["images"], axis=1)
-    side = int(np.sqrt(bits.shape[1]))  # the last byte of a row may be padded
+    side = int(np.sqrt(bits.shape[1]))  # the last byte of a row may contain padding
     images = bits[:, : side * side].reshape(-1, side, side) * np.uint8(255)
     classes = [str(name) for name in arrays["class_names"]]
     whole = Tensors(images, arrays["labels"].astype(np.int64), None, classes)

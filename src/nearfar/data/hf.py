@@ -83,7 +83,7 @@ class _Reader:
     outside: bool
 
     def samples(self, dataset: Any, word: str) -> Samples:
-        """The samples of one split; their names are `word` and the row."""
+        """The samples of one split; each is named by `word` and its row number."""
         labels, classes = self._labels(dataset)
         names = PackedNames.pack(f"{word}{row}" for row in range(len(dataset)))
         column = self._column(dataset, "inputs", self.inputs, ("picture", "vector"))
@@ -108,7 +108,7 @@ class _Reader:
         return numbered(values if names is None else [names[value] for value in values])
 
     def _column(self, dataset: Any, key: str, given: str | None, kinds: tuple[str, ...]) -> str:
-        """The given column, or the only one of the first kind that occurs."""
+        """Find the given column, or else the only column of the first kind that the data set has."""
         columns = dataset.features
         if not len(dataset):
             raise ValueError(f"hf: {self.path} holds no rows; save a data set with some.")
@@ -136,7 +136,7 @@ def _kind(feature: Any) -> str:
 
 
 class Cells(Places):
-    """The places of the pictures in a column."""
+    """The positions of the pictures in a column."""
 
     def __init__(self, path: Path, dataset: Any, column: str, *, outside: bool = False) -> None:
         self.path, self.column, self.outside = path, column, outside

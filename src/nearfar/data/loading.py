@@ -20,7 +20,7 @@ Key = int | tuple[int, int]
 Batch = tuple[Tensor, Tensor, Tensor]
 Same = TypeVar("Same")
 NONE = np.random.default_rng(0)
-"""Passed to transforms that draw nothing."""
+"""A generator for transforms that draw nothing."""
 
 
 @runtime_checkable
@@ -29,13 +29,13 @@ class Rendering(Protocol):
 
     @property
     def random(self) -> bool:
-        """Whether it draws anything."""
+        """Whether it draws random numbers."""
 
     def draw(self, size: Size, generator: np.random.Generator, /) -> Sequence[float]:
-        """The numbers that `render` needs for a sample of this width and height."""
+        """Draw the numbers that `render` needs for a sample of this width and height."""
 
     def render(self, samples: Any, draws: Tensor, /) -> Tensor:
-        """Transform samples, a tensor [b, ...] or `Ragged` pictures, by the numbers [b, k] of each."""
+        """Transform samples, a tensor [b, ...] or `Ragged` pictures, by the numbers [b, k] drawn for each."""
 
 
 class View(Dataset[Any]):
@@ -107,7 +107,7 @@ class View(Dataset[Any]):
         return self._rendering.render(self.held.take(indices), x)
 
     def _draws(self, rendering: Rendering, source: DeviceSamples, pairs: Sequence[tuple[int, int]]) -> Tensor:
-        """The numbers [b, k] of samples and draws; generators are the largest cost, and made only if needed."""
+        """The numbers [b, k] of samples and draws; generators are expensive, and made only if needed."""
         drawn = [
             rendering.draw(source.size(index), self._generator(index, at) if rendering.random else NONE)
             for index, at in pairs

@@ -30,7 +30,7 @@ Cache = Literal["none", "disk", "memory", "device"]
 
 
 class CachedPictures:
-    """Pictures that were decoded and resized once; `samples[i]` is a PIL image, equal to the resized original.
+    """Pictures that are decoded and resized once; `samples[i]` is a PIL image, equal to the resized original.
 
     They are decoded at the first access, so that a split that is never read costs nothing.
 
@@ -68,7 +68,7 @@ class CachedPictures:
         return self[int(self.substitutes()[index])] if picture is None else picture
 
     def genuine(self, index: int) -> Image.Image | None:
-        """The picture itself, never a substitute; None if it cannot be read and is to be skipped."""
+        """The picture itself, never a substitute; None if it cannot be read and is skipped."""
         pixels = self.file[index]
         return None if pixels is None else Image.fromarray(pixels)
 
@@ -98,7 +98,7 @@ class CachedPictures:
         return rows
 
     def over(self, other: Callable[[Samples], Samples]) -> Samples:
-        """The samples themselves, which need no other form."""
+        """These samples, unchanged, because they are decoded already."""
         return self
 
     def hold(self, device: torch.device) -> DeviceSamples | None:
@@ -140,12 +140,12 @@ class CachedPictures:
         return None if picture is None else np.asarray(self.resize(picture.convert("RGB")))
 
     def __getstate__(self) -> dict[str, Any]:
-        # a worker process that was not forked maps the file itself
+        # a worker process that was not forked must map the file again
         return {**self.__dict__, "_file": None, "_held": {}, "console": None}
 
 
 def _digest(base: Samples, key: str) -> str:
-    """The name of a file: a digest of the paths, sizes and times of the pictures, and of how they are stored."""
+    """The name of a file: a digest of paths, sizes and times of the pictures, and of their stored form."""
     found = hashlib.blake2b(f"1 {key}".encode(), digest_size=16)
     paths: Sequence[Any] = base.paths if isinstance(base, Pictures) else []
     if isinstance(paths, Places):

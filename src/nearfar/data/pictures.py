@@ -49,7 +49,7 @@ class CorruptImageError(ValueError):
 
 
 class CorruptImageWarning(UserWarning):
-    """An image cannot be read: training uses another of its class instead, everything else leaves it out."""
+    """An image cannot be read: training replaces it by another of its class, all other code leaves it out."""
 
 
 class Stored(Protocol):
@@ -102,7 +102,7 @@ def tar_members(owner: str, path: Path) -> Iterator[Member]:
 
 
 class Places(Sequence["Path | Stored"]):
-    """Base class: the places of a large set's images, made on access; a list of a million would take 250 MB."""
+    """Base class for the positions of many images, created on access; a list of a million would take 250 MB."""
 
     @abstractmethod
     def place(self, row: int) -> Path | Stored:
@@ -161,7 +161,7 @@ class Pictures:
         return self._substitute(index) if picture is None else picture
 
     def genuine(self, index: int) -> Image.Image | None:
-        """The image itself, never a substitute; None if it cannot be read and is to be skipped."""
+        """The image itself, never a substitute; None if it cannot be read and is skipped."""
         path = self.paths[index]
         try:
             return _read(path)
@@ -212,7 +212,7 @@ def _name(path: Path | Stored) -> str:
 
 
 def _read(path: Path | Stored) -> Image.Image:
-    """Read an image completely: PIL would decode it later, when an error could not name the file."""
+    """Read an image completely; PIL would otherwise decode it later, when an error could not name the file."""
     with open_picture(path) as picture:
         return picture.convert("RGB")
 

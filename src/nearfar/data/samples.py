@@ -104,7 +104,7 @@ class PackedNames(Sequence[str]):
         )
 
     def take(self, rows: Labels) -> PackedNames:
-        """Some of the names, which share the arrays."""
+        """A subset of the names, which shares the arrays."""
         return PackedNames(self.data, self.start, rows if self.rows is None else self.rows[rows])
 
     def __len__(self) -> int:
@@ -227,17 +227,17 @@ class _Part:
         return genuine(self.whole, int(self.rows[index]))
 
     def over(self, other: Callable[[Samples], Samples]) -> Samples:
-        """The same part of another form of the full data set, which `other` makes."""
+        """Apply `other` to the full data set, and take the same part of the result."""
         return _Part(other(self.whole), self.rows, self.labels, self.classes)
 
     def hold(self, device: torch.device) -> DeviceSamples | None:
-        """The part on a device, if the full data set can be copied there."""
+        """The subset on a device, if the full data set can be copied there."""
         held = hold(self.whole, device)
         return None if held is None else held.part(self.rows)
 
 
 def genuine(samples: Samples, index: int) -> Any:
-    """The sample itself, never a substitute; None if it cannot be read and is to be skipped.
+    """The sample itself, never a substitute; None if it cannot be read and is skipped.
 
     `samples[i]` is for training, which may use a substitute; everything that scores, embeds or shows samples uses this.
 
@@ -249,7 +249,7 @@ def genuine(samples: Samples, index: int) -> Any:
 
 
 class ByName(Mapping[str, Any]):
-    """A mapping from names to samples, never substitutes; None if one cannot be read and is to be skipped."""
+    """A mapping from names to samples, never substitutes; a sample is None if it cannot be read and is skipped."""
 
     def __init__(self, samples: Samples) -> None:
         self._samples = samples
@@ -266,7 +266,7 @@ class ByName(Mapping[str, Any]):
 
 
 def hold(samples: Samples, device: torch.device) -> DeviceSamples | None:
-    """The samples on a device; None if they have no method `hold`, or it says that they do not fit."""
+    """The samples on a device; None if they have no method `hold`, or if it reports that they do not fit."""
     own = getattr(samples, "hold", None)
     held: DeviceSamples | None = None if own is None else own(device)
     return held

@@ -182,7 +182,7 @@ class Members(Places):
 
     @property
     def fingerprint(self) -> str:
-        """A digest of the shards' places, sizes and times, and of what lies where in them."""
+        """A digest of the shards' paths, sizes and times, and of the positions of the pictures in them."""
         found = hashlib.blake2b(digest_size=16)
         for shard in self.table.shards:
             found.update(os.path.realpath(shard).encode("utf-8", "surrogateescape") + b"\0")

@@ -71,7 +71,7 @@ def classes_by_name(samples: Samples, patterns: Sequence[str]) -> tuple[Labels, 
 
 
 def hold_out(samples: Samples, share: float, patterns: Sequence[str] = ()) -> tuple[Samples, Samples]:
-    """Split into the classes to learn from and the held-out ones: those that match the patterns, if any, or a share."""
+    """Split into classes for training and held-out classes, which match the patterns, if any, or are a random share."""
     rest, held_out = classes_by_name(samples, patterns) if patterns else class_disjoint(samples, share, seed=0)
     return part(samples, rest), part(samples, held_out)
 
@@ -110,5 +110,5 @@ class Shares:
 
 
 def classes_apart(train: Samples, test: Samples) -> int:
-    """The number of classes that are for the test only; 0 if their names do not distinguish them."""
+    """The number of classes that are only in the test; 0 if class names do not distinguish them."""
     return len(test.classes) if set(train.classes).isdisjoint(test.classes) else 0

@@ -2,7 +2,7 @@
 
 A transform is called as `transform(picture, generator)`, where the picture is a PIL image or a tensor. Some also work
 in two steps: `draw(size, generator)` draws the random numbers of one sample, and `render(samples, draws)` applies those
-of many samples at once, on their device. Both ways give the same result, photographs to two gray levels.
+of many samples at once, on their device. Both ways give the same result (photographs agree to two gray levels).
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class Plain:
         return _standardize(to_tensor(picture), self.mean, self.std)
 
     def draw(self, size: Size, generator: np.random.Generator) -> list[float]:
-        """Nothing is drawn."""
+        """Nothing to draw."""
         return []
 
     def render(self, x: Tensor, draws: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from nearfar.relations.relation import Relation
 __all__ = ["LossSummary", "agree"]
 
 EVERY = 100
-"""Settings and parameter values are compared every so many calls; shapes and dtypes at each call."""
+"""Settings and parameter values are compared every `EVERY` calls; shapes and dtypes at each call."""
 TOLERANCE = 1e-3
 """The allowed difference of values relative to the parameters' norm: above rounding, below another random seed."""
 PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)

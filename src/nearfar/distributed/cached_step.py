@@ -104,7 +104,7 @@ def _chunks(inputs: Inputs, chunk: int) -> list[Inputs]:
     """Cut the inputs into chunks; entries that are not tensors are part of every chunk."""
     tensors = [inputs] if isinstance(inputs, Tensor) else [x for x in _entries(inputs) if isinstance(x, Tensor)]
     sizes = {len(x) for x in tensors if x.ndim}
-    if len(sizes) != 1 or not (sum(sizes) or several()):  # among several ranks, one may have no rows
+    if len(sizes) != 1 or not (sum(sizes) or several()):  # with several ranks, one may have no rows
         raise ValueError(
             f"cached_step: inputs must hold tensors of one number of samples, above zero, but hold {sorted(sizes)}."
         )

@@ -36,7 +36,7 @@ def bytes_of(size: int, width: int, bytes_each: int = 4) -> int:
 
 @dataclass(frozen=True)
 class Staleness:
-    """The age of the remembered rows.
+    """The age of the rows in the memory.
 
     Args:
         rows: the number of rows that the next call would use.
@@ -248,7 +248,7 @@ class CrossBatchMemory(Loss):
         self.embeddings, self.labels, self.ids = (x.to(device) for x in (self.embeddings, self.labels, self.ids))
 
     def get_extra_state(self) -> Tensor:
-        """State beside the rows for `state_dict`: int64 [3 + size].
+        """State for `state_dict` besides the rows: int64 [3 + size].
 
         Position, number of calls, whether rows have ids (-1: not known yet), and the call that wrote each row.
         """

@@ -214,7 +214,7 @@ def class_points(m: Measurements) -> Iterator[Finding]:
 
 
 def dimensional_collapse(m: Measurements) -> Iterator[Finding]:
-    """Few dimensions are in use, although the embedding and the classes would allow many."""
+    """The embedding uses few dimensions, although its width and the number of classes would allow many."""
     space, limits = m.space, m.limits
     room = min(m.x.shape[1], space.classes, space.rows - 1)
     lost = space.effective_rank < limits.rank_alarm and room >= 4

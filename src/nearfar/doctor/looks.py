@@ -117,7 +117,7 @@ def judge(looks: Sequence[Look], limits: Thresholds, run: Patient) -> Iterator[F
 
 
 def _classes(first: Look, recent: Sequence[Look], limits: Thresholds, run: Patient) -> Iterator[Finding]:
-    """Yield lost classes, with a stricter threshold in a narrow space; or a narrow cone whose classes are separated."""
+    """Yield an alarm or a warning if classes were lost (stricter in a narrow space), or a note on a narrow cone."""
     spread, share = max(s.spread for s in recent), _skill_left(first, recent, limits)
     narrow = spread < limits.spread_alarm
     if share < (limits.lost_warning if narrow else limits.lost_alarm):

@@ -38,7 +38,7 @@ def prescribe(folder: Path) -> Prescription:
 
     Raises:
         FileNotFoundError: the folder holds no journal or no configuration.
-        ValueError: the run is healthy, or the remedy is no change of its configuration.
+        ValueError: the run is healthy, or the remedy would not change its configuration.
     """
     found = diagnose_run(folder)
     if found.healthy:

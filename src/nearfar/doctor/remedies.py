@@ -1,4 +1,4 @@
-"""Remedies in words and as flags of `nearfar train`; only those that fit the run's configuration are suggested."""
+"""Remedies in words and as flags of `nearfar train`; only those that suit the run's configuration are suggested."""
 
 from __future__ import annotations
 
@@ -271,9 +271,9 @@ def _pairs(count: float | str, rows: int) -> float:
 
 
 def softer_mining(run: Patient) -> Remedy | None:
-    """Semi-hard mining in place of the one hardest triplet.
+    """Semi-hard mining instead of the single hardest triplet.
 
-    Not in place of hard mining, which gives each anchor two pairs, and fewer only if the margin separates it.
+    Does not replace hard mining, which gives each anchor two pairs, and fewer only if the margin separates it.
     """
     one = run.config is not None and run.config.loss.options.get("mining") == "hardest"
     return semihard(run) if run.triplets and one else None

@@ -222,7 +222,7 @@ def lost_recall(history: History) -> Iterator[Finding]:
 
 
 def at_chance(history: History) -> Iterator[Finding]:
-    """Recall@1 on the test classes is that of chance, or held-out recall@1 is 0 at every evaluation."""
+    """Recall@1 on the test classes is at chance, or held-out recall@1 is 0 at every evaluation."""
     tested, held = history.tested, history.finite(*RECALL)
     if tested is not None:
         near = tested.recall - tested.chance < history.limits.skill_alarm * (1 - tested.chance)

@@ -1,14 +1,14 @@
-"""Triton kernels of the fused engine: a product whose tile goes straight into a reduction, or into weights.
+"""Triton kernels of the fused engine: each tile of a matrix product goes straight into a reduction, or into weights.
 
     fold      tile of scores -> losses -> state of each row
     hardest   tile of scores -> largest loss of each row, and its column
     weigh     tile of scores -> weight x slope = dF/d⟨x, y⟩           a strip of it, in the dtype of the rows
 
-A program does one tile. Where pairs are symmetric, tiles below the diagonal are those above it turned: a tile is
-reduced along its columns and along its rows, which costs far less than its product.
+A program computes one tile. If pairs are symmetric, only tiles on and above the diagonal are computed: each is reduced
+along its rows and along its columns, which costs far less than its product.
 
-What a pair is (positive, negative, none) and counts for follows from vectors: labels, flags, ids, sample weights. This
-module imports Triton; `fused` imports it when it is needed. Numbers that choose code are `tl.constexpr`.
+Whether a pair is positive, negative or absent, and its weight, follow from vectors: labels, flags, ids, sample weights.
+This module imports Triton, so it is imported only when needed. Numbers that select code are `tl.constexpr`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LEAST = tl.constexpr(-3.0e38)
 
 @triton.jit
 def _spot(tall, wide, GROUP: tl.constexpr):
-    """Row tile and column tile of this program: GROUP rows of tiles at a time, so that they share what they load."""
+    """Row tile and column tile of this program; GROUP rows of tiles run together, so that they share loaded data."""
     program = tl.program_id(0)
     group = program // (GROUP * wide)
     first = group * GROUP
@@ -35,9 +35,9 @@ def _spot(tall, wide, GROUP: tl.constexpr):
 
 @triton.jit
 def _scores(X, Y, NX, NY, rm, rn, D: tl.constexpr, SIM: tl.constexpr, PREC: tl.constexpr, BK: tl.constexpr):
-    """Scores s of a tile, and ds/d⟨x, y⟩: product (SIM 0), minus squared distance (1), minus distance (2).
+    """Scores s of a tile, and ds/d⟨x, y⟩. SIM selects product (0), minus squared distance (1) or minus distance (2).
 
-    At distance 0 the derivative is 0. Rows, columns and their width are filled up with zeros to whole tiles, so that no
+    At distance 0 the derivative is 0. Rows, columns and their width are padded with zeros to whole tiles, so that no
     load needs a mask.
     """
     rk = tl.arange(0, BK)
@@ -52,7 +52,7 @@ def _scores(X, Y, NX, NY, rm, rn, D: tl.constexpr, SIM: tl.constexpr, PREC: tl.c
     if SIM > 0:
         s = 2.0 * dot - (tl.load(NX + rm)[:, None] + tl.load(NY + rn)[None, :])
         by_dot = 2.0
-    if SIM == 2:  # a reciprocal root is one instruction, a root and a quotient are many; NaN stays
+    if SIM == 2:  # a reciprocal square root is one instruction, a root and a quotient are many; NaN propagates
         by_dot = tl.where(s >= 0.0, 0.0, tl.rsqrt(tl.where(s >= 0.0, 1.0, -s)))
         s = s * by_dot
     return s, by_dot
@@ -60,7 +60,7 @@ def _scores(X, Y, NX, NY, rm, rn, D: tl.constexpr, SIM: tl.constexpr, PREC: tl.c
 
 @triton.jit
 def _power(r, power, POWER: tl.constexpr):
-    """r^power of r >= 0; POWER names the whole powers 0, 1 and 2, -1 is any other."""
+    """r^power for r >= 0; POWER is 0, 1 or 2 for these powers, and -1 for any other."""
     if POWER == 0:
         found = tl.full(r.shape, 1.0, tl.float32)
     elif POWER == 1:
@@ -74,14 +74,14 @@ def _power(r, power, POWER: tl.constexpr):
 
 @triton.jit
 def _small_log1p(e):
-    """log(1 + e) of e in [0, 1], above 0 where e is: a loss that is not 0 is not dropped."""
+    """log(1 + e) for e in [0, 1], positive wherever e is, so that a positive loss is not mistaken for 0."""
     series = e * (1.0 - e * (0.5 - e * (0.33333334 - e * 0.25)))
     return tl.where(e < 0.02, series, tl.log(1.0 + e))
 
 
 @triton.jit
 def _loss(s, a, b, scale, center, power, SHAPE: tl.constexpr, POWER: tl.constexpr):
-    """Pair losses of a tile; see `PairForm`. SHAPE 0 line (of scale 1), 1 power, 2 softplus, 3 pace."""
+    """Pair losses of a tile; see `PairForm`. SHAPE: 0 line (with scale 1), 1 power, 2 softplus, 3 pace."""
     z = a * s + b
     if SHAPE == 0:
         l = z
@@ -113,11 +113,11 @@ def _slope(s, a, b, scale, power, SHAPE: tl.constexpr, POWER: tl.constexpr):
 @triton.jit
 def _members(rm, rn, n, m, RY, CY, RF, CF, RI, CI, RW, CW, ITSELF: tl.constexpr, FLAGS: tl.constexpr,
              WEIGHTS: tl.constexpr, EVEN: tl.constexpr, SIDE: tl.constexpr):  # fmt: skip
-    """Which pairs of a tile belong to a side: 0 negative, 1 positive, 2 both.
+    """Mask of the pairs of a tile that belong to SIDE: 0 negative, 1 positive, 2 both.
 
-    ITSELF 0: no row is a column; 1: those of equal position; 2: of equal id; 3: by position among the first n, then id.
-    FLAGS: bit 1 of a row and of a column allow them in positive pairs, bit 2 in negative pairs.
-    EVEN: the tiles end where rows and columns end.
+    ITSELF: own column of a row. 0: none; 1: by position; 2: by id; 3: by position among the first n, else by id.
+    FLAGS: bit 1 of a row and of a column allows them in positive pairs, bit 2 in negative pairs.
+    EVEN: rows and columns fill whole tiles, so that no bounds are checked.
     """
     same = tl.load(RY + rm, mask=rm < n, other=0)[:, None] == tl.load(CY + rn, mask=rn < m, other=0)[None, :]
     if SIDE == 0:
@@ -154,14 +154,14 @@ def _measured(x, rm, rn, n, m, RW, CW, WEIGHTS: tl.constexpr):
 
 @triton.jit
 def _mined(s, r, n, FLOOR, high, AXIS: tl.constexpr):
-    """Which scores of a tile the miner keeps, for the rows r (AXIS 1) or the columns r (AXIS 0); NaN is kept."""
+    """Mask of the scores that the miner keeps, for the rows r (AXIS 1) or the columns r (AXIS 0); NaN is kept."""
     floor = tl.expand_dims(tl.load(FLOOR + r, mask=r < n, other=0.0), AXIS)
     return ((s > floor) & (s < high)) | (s != s)
 
 
 @triton.jit
 def _small_expm1(z, e):
-    """e^z - 1 from z and e = e^z, without cancellation near 0."""
+    """e^z - 1, given z and e = e^z, without cancellation near 0."""
     series = z * (1.0 + z * (0.5 + z * (0.16666667 + z * 0.041666668)))
     return tl.where(tl.abs(z) < 0.05, series, e - 1.0)
 
@@ -182,7 +182,7 @@ def _reduce(l, there, rm, rn, n, m, RW, CW, seen, INTO, at, size, level, per_gam
             top = tl.max(tl.where(there, l, float("-inf")), AXIS)
             tl.store(INTO + size + at, top)
             level = tl.expand_dims(tl.where(top == float("-inf"), 0.0, top), AXIS)
-            l = tl.where(there, l, level)  # what is not there must not overflow
+            l = tl.where(there, l, level)  # absent entries must not overflow
         x = tl.exp2((l - level) * (per_gamma * LOG2E))
         z = (l - level) * per_gamma
         if FLAT:
@@ -208,12 +208,12 @@ def fold(X, Y, NX, NY, RY, CY, RF, CF, RI, CI, RW, CW, FLOOR, OFFSET, ROWS, COLS
          LEARNED: tl.constexpr, MINED: tl.constexpr, HALF: tl.constexpr, DROP: tl.constexpr, EXP: tl.constexpr,
          FLAT: tl.constexpr, HOLD: tl.constexpr, SIZED: tl.constexpr, COUNTED: tl.constexpr, BM: tl.constexpr,
          BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr):  # fmt: skip
-    """State of each row of H from r0 and each tile of W columns from c0, into ROWS [states, W/BN, H].
+    """Write the state of each row of a strip (H rows from r0, W columns from c0) for each tile: ROWS [states, W/BN, H].
 
-    States: Σ w·l (EXP 0) or Σ w·e^z with z = (l - level)/γ (1) or with the tile's largest loss for a level (2), then
-    this largest loss; Σ w·(e^z - 1) if FLAT; Σ w·z·e^z if HOLD; Σ w if SIZED; the number of pairs before any loss of
-    theirs is looked at if COUNTED. HALF: the tile (j, i) is this one turned, and its states go into
-    COLS [states, H/BM, W]; tiles below the diagonal are left out.
+    States: Σ w·l (EXP 0), or Σ w·e^z with z = (l - level)/γ (EXP 1); EXP 2 uses the tile's largest loss as level, and
+    writes it next. Then Σ w·(e^z - 1) if FLAT; Σ w·z·e^z if HOLD; Σ w if SIZED; the number of pairs, whatever their
+    loss, if COUNTED. HALF: the tile also stands for its transpose, whose states go into COLS [states, H/BM, W]; tiles
+    below the diagonal are skipped.
     """
     i, j = _spot(H // BM, W // BN, GROUP)
     if (HALF == 0) | (c0 + j * BN >= r0 + i * BM):
@@ -224,7 +224,7 @@ def fold(X, Y, NX, NY, RY, CY, RF, CF, RI, CI, RW, CW, FLOOR, OFFSET, ROWS, COLS
         s, _ = _scores(X, Y, NX, NY, rm, rn, D, SIM, PREC, BK)
         there = _members(rm, rn, n, m, RY, CY, RF, CF, RI, CI, RW, CW, ITSELF, FLAGS, WEIGHTS, EVEN, SIDE)
         seen = there
-        if COUNTED & (SIDE == 2):  # of all pairs the negative ones are counted
+        if COUNTED & (SIDE == 2):  # with both sides, only the negative pairs are counted
             seen = _members(rm, rn, n, m, RY, CY, RF, CF, RI, CI, RW, CW, ITSELF, FLAGS, WEIGHTS, EVEN, 0)
         l = _loss(s, a, b, scale, center, power, SHAPE, POWER)
         if DROP:
@@ -238,7 +238,7 @@ def fold(X, Y, NX, NY, RY, CY, RF, CF, RI, CI, RW, CW, FLOOR, OFFSET, ROWS, COLS
         _reduce(l, mine, rm, rn, n, m, RW, CW, counted, ROWS, at, size, level, per_gamma, WEIGHTS, EXP, FLAT, HOLD,
                 SIZED, COUNTED, 1)  # fmt: skip
         if HALF:  # noqa: SIM102 - known when the kernel is compiled
-            if c0 + j * BN > r0 + i * BM:  # a tile on the diagonal holds both orders
+            if c0 + j * BN > r0 + i * BM:  # a tile on the diagonal already holds both orders
                 at = i.to(tl.int64) * W + j * BN + tl.arange(0, BN)
                 size = (H // BM).to(tl.int64) * W
                 mine, counted = there, seen
@@ -256,9 +256,9 @@ def hardest(X, Y, NX, NY, RY, CY, RF, CF, RI, CI, RW, CW, FLOOR, OFFSET, TOPS, P
             ITSELF: tl.constexpr, FLAGS: tl.constexpr, WEIGHTS: tl.constexpr, EVEN: tl.constexpr, SIDE: tl.constexpr,
             LEARNED: tl.constexpr, MINED: tl.constexpr, HALF: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
             BK: tl.constexpr, GROUP: tl.constexpr):  # fmt: skip
-    """The largest loss of each row in each tile, -inf where there is no pair, and its column; laid out as by `fold`.
+    """Largest loss of each row in each tile (-inf without pairs) and its column; laid out as by `fold`.
 
-    A loss that is NaN counts as infinite, one that is -inf as the least number. HALF 2: only above the diagonal.
+    NaN losses count as infinite, -inf as the smallest finite number. HALF 2: only pairs above the diagonal.
     """
     i, j = _spot(H // BM, W // BN, GROUP)
     if (HALF == 0) | (c0 + j * BN >= r0 + i * BM):
@@ -297,10 +297,10 @@ def weigh(X, Y, NX, NY, RY, CY, RF, CF, RI, CI, RW, CW, FLOOR, OFFSET, LEVEL, CO
           ITSELF: tl.constexpr, FLAGS: tl.constexpr, WEIGHTS: tl.constexpr, EVEN: tl.constexpr, SIDE: tl.constexpr,
           LEARNED: tl.constexpr, MINED: tl.constexpr, HALF: tl.constexpr, DROP: tl.constexpr, EXP: tl.constexpr,
           FAR: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr):  # fmt: skip
-    """A tile of G = dF/d⟨x, y⟩ for the strip of H rows from r0 and W columns from c0.
+    """Compute a tile of G = dF/d⟨x, y⟩ for a strip of H rows from r0 and W columns from c0.
 
-    HALF: a pair stands for both of its orders; in a tile on the diagonal, which holds both, for itself. FAR: also
-    the sums of G's rows and columns, by tiles in ROWS [W/BN, H] and COLS [H/BM, W]; a learned offset Σ dF/dl·dl/ds.
+    HALF: a pair stands for both of its orders, except in a tile on the diagonal, which holds both. FAR: also write
+    the row and column sums of G, by tiles, into ROWS [W/BN, H] and COLS [H/BM, W]. LEARN: also Σ dF/dl·dl/ds.
     """
     i, j = _spot(H // BM, W // BN, GROUP)
     rows = i * BM + tl.arange(0, BM)
@@ -313,11 +313,11 @@ def weigh(X, Y, NX, NY, RY, CY, RF, CF, RI, CI, RW, CW, FLOOR, OFFSET, LEVEL, CO
         s, by_dot = _scores(X, Y, NX, NY, rm, rn, D, SIM, PREC, BK)
         there = _members(rm, rn, n, m, RY, CY, RF, CF, RI, CI, RW, CW, ITSELF, FLAGS, WEIGHTS, EVEN, SIDE)
         l = _loss(s, a, b, scale, center, power, SHAPE, POWER)
-        if DROP & (SHAPE != 1):  # a hinge without a loss has no slope either
+        if DROP & (SHAPE != 1):  # a hinge with loss 0 has slope 0
             there = there & ((l <= 0.0) == 0)
         p = _weight(l, s, rm, n, 1.0, LEVEL, COEF, FLOOR, high, per_gamma, EXP, MINED, 1)
         if HALF:
-            # a tile on the diagonal holds both orders, whose scores may differ in the last digit: each has the weight
+            # a tile on the diagonal holds both orders, whose scores may differ in the last digit: each gets the weight
             # that its own score had in the fold
             part = tl.where(c0 + j * BN == r0 + i * BM, 0.0, 1.0)
             p += _weight(l, s, rn, n, part, LEVEL, COEF, FLOOR, high, per_gamma, EXP, MINED, 0)
@@ -328,7 +328,7 @@ def weigh(X, Y, NX, NY, RY, CY, RF, CF, RI, CI, RW, CW, FLOOR, OFFSET, LEVEL, CO
             tl.store(LEARN + (j * H + rows).to(tl.int64), tl.sum(tl.where(there, p, 0.0), 1))
         g = tl.where(there, p * by_dot, 0.0).to(G.dtype.element_ty)
         tl.store(out, g)
-        if FAR:  # of the rounded numbers, as the products are
+        if FAR:  # sum the rounded numbers, which the products use too
             tl.store(ROWS + (j * H + rows).to(tl.int64), tl.sum(g.to(tl.float32), 1))
             tl.store(COLS + i.to(tl.int64) * W + cols, tl.sum(g.to(tl.float32), 0))
     else:
@@ -343,7 +343,7 @@ def _weight(l, s, r, n, part, LEVEL, COEF, FLOOR, high, per_gamma, EXP: tl.const
     if EXP == 2:
         level = tl.expand_dims(tl.load(LEVEL + r, mask=r < n, other=0.0), AXIS)
         z = (l - level) * per_gamma
-        p = p * tl.exp2(tl.where(z > 0.0, 0.0, z) * LOG2E)  # above the level are absent pairs only
+        p = p * tl.exp2(tl.where(z > 0.0, 0.0, z) * LOG2E)  # only absent pairs exceed the level
     if MINED:
         p = tl.where(_mined(s, r, n, FLOOR, high, AXIS), p, 0.0)
     return p

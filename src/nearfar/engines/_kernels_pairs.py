@@ -1,8 +1,8 @@
-"""Triton kernels of the fused engine for single pairs: each row with P columns of its own.
+"""Triton kernels of the fused engine for single pairs: each row is paired with P columns of its own.
 
-A program does some rows. Each row atomically adds to its positives' gradients. With FAR a pair is the square of its
-distance instead of its product, from x - y; with REST rows and columns are sums of two float32 numbers, so that the
-difference of near rows keeps its digits.
+A program handles some rows, and atomically adds to their positives' gradients. FAR computes squared distances from
+differences x - y instead of products. REST gives rows and columns as sums of two float32 numbers, so that differences
+of near rows keep their digits.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["near", "near_back"]
 
 @triton.jit
 def _gap(x, y, REST_X, REST_Y, at, to, mask, REST: tl.constexpr):
-    """Differences of rows and columns."""
+    """Differences x - y of rows and columns."""
     gap = x - y
     if REST:
         gap += tl.load(REST_X + at, mask=mask, other=0.0) - tl.load(REST_Y + to, mask=mask, other=0.0)
@@ -25,11 +25,11 @@ def _gap(x, y, REST_X, REST_Y, at, to, mask, REST: tl.constexpr):
 @triton.jit
 def near(X, Y, REST_X, REST_Y, PLACE, OUT, n, P, D, FAR: tl.constexpr, REST: tl.constexpr, BM: tl.constexpr,
          BK: tl.constexpr):  # fmt: skip
-    """Products, or squared distances, OUT [n, P] of rows X [n, D] and the columns PLACE [n, P] of Y [m, D]."""
+    """Write products or squared distances of rows X [n, D] and columns PLACE [n, P] of Y [m, D] to OUT [n, P]."""
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     inside = rows < n
     p = 0
-    while p < P:  # the interpreter has no range of a number that is not known
+    while p < P:  # the interpreter does not support range() with a runtime bound
         place = tl.load(PLACE + rows.to(tl.int64) * P + p, mask=inside, other=0)
         total = tl.zeros((BM,), tl.float32)
         k = 0
@@ -53,7 +53,7 @@ def near(X, Y, REST_X, REST_Y, PLACE, OUT, n, P, D, FAR: tl.constexpr, REST: tl.
 @triton.jit
 def near_back(X, Y, REST_X, REST_Y, PLACE, SLOPE, DX, DY, n, P, D, FAR: tl.constexpr, REST: tl.constexpr,
               BM: tl.constexpr, BK: tl.constexpr):  # fmt: skip
-    """Gradients from those of what `near` gave, SLOPE [n, P], added to DX [n, D] and DY [m, D], which may be one."""
+    """Back-propagate SLOPE [n, P], the gradient of OUT of `near`, into DX [n, D] and DY [m, D] (may be the same)."""
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     rk = tl.program_id(1) * BK + tl.arange(0, BK)
     inside = rows < n

@@ -1,4 +1,4 @@
-"""Triton kernel of the fused engine for the K hardest pairs: write down the places of all losses above a number."""
+"""Triton kernel of the fused engine for the K hardest pairs: collects the positions of all losses above a level."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def collect(X, Y, NX, NY, RY, CY, RF, CF, RI, CI, RW, CW, FLOOR, OFFSET, LEVEL, 
             ITSELF: tl.constexpr, FLAGS: tl.constexpr, WEIGHTS: tl.constexpr, EVEN: tl.constexpr, SIDE: tl.constexpr,
             LEARNED: tl.constexpr, HALF: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
             GROUP: tl.constexpr):  # fmt: skip
-    """Places row·m + col of the losses above LEVEL into FOUND, and of those equal to it into TIES, in any order.
+    """Write positions row·m + col of losses above LEVEL into FOUND, and of losses equal to it into TIES, in any order.
 
-    COUNT [2] says how many there were; no more than `most` and `most_ties` are written. TOPS [H/BM, W/BN] holds the
-    largest loss of each tile: those below the level are not computed again.
+    COUNT [2] receives their numbers; at most `most` and `most_ties` positions are written. TOPS [H/BM, W/BN] holds
+    the largest loss of each tile: tiles whose largest loss is below the level are skipped.
     """
     i, j = _spot(H // BM, W // BN, GROUP)
     level = tl.load(LEVEL)
@@ -37,13 +37,13 @@ def collect(X, Y, NX, NY, RY, CY, RF, CF, RI, CI, RW, CW, FLOOR, OFFSET, LEVEL, 
         l = tl.where(l != l, float("inf"), tl.maximum(l, LEAST))
         place = rm[:, None].to(tl.int64) * m + rn[None, :]
         _append(there & (l > level), place, COUNT, FOUND, most)
-        if tl.load(COUNT + 1) < most_ties:  # enough of them are enough
+        if tl.load(COUNT + 1) < most_ties:  # no more ties are needed
             _append(there & (l == level), place, COUNT + 1, TIES, most_ties)
 
 
 @triton.jit
 def _append(there, place, COUNT, INTO, most):
-    """Append the places of a tile that are there; mostly few."""
+    """Append the positions of the marked entries of a tile; usually there are few."""
     if tl.max(tl.max(there.to(tl.int32), 1), 0) > 0:
         spot = tl.atomic_add(COUNT + tl.zeros(there.shape, tl.int32), 1, mask=there, sem="relaxed")
         tl.store(INTO + spot, place, mask=there & (spot < most))

@@ -1,7 +1,7 @@
-"""Triton kernels of the fused engine for triplets: a pass per positive over each tile of scores.
+"""Triton kernels of the fused engine for triplets: one pass per positive over each tile of scores.
 
-A triplet's score is s_an - s_ap, so that the positive scores [n, P] of a row shift the scores of its negatives. The
-derivative in s_ap is minus the sum of those in s_an, which the fold adds up as well.
+The score of a triplet is s_an - s_ap: each of the positive scores [n, P] of a row shifts the scores of its negatives.
+The derivative in s_ap is minus the sum of the derivatives in s_an, which the fold accumulates as well.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ def fold_triplets(X, Y, NX, NY, RY, CY, RF, CF, RI, CI, RW, CW, FLOOR, OFFSET, N
                   ITSELF: tl.constexpr, FLAGS: tl.constexpr, WEIGHTS: tl.constexpr, EVEN: tl.constexpr,
                   LEARNED: tl.constexpr, BAND: tl.constexpr, DROP: tl.constexpr, STEP: tl.constexpr, BM: tl.constexpr,
                   BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr):  # fmt: skip
-    """Σ l, Σ w, number of negatives, and Σ dl/ds of each positive, of each row in each tile: ROWS [3 + P, W/BN, H].
+    """Write Σ l, Σ w, number of negatives, and Σ dl/ds of each positive, per row and tile: ROWS [3 + P, W/BN, H].
 
-    STEP positives are done without a loop; P is a multiple of it.
+    STEP positives are unrolled; P is a multiple of it.
     """
     i, j = _spot(H // BM, W // BN, GROUP)
     rm = r0 + i * BM + tl.arange(0, BM)
@@ -39,7 +39,7 @@ def fold_triplets(X, Y, NX, NY, RY, CY, RF, CF, RI, CI, RW, CW, FLOOR, OFFSET, N
     one = _measured(tl.full(s.shape, 1.0, tl.float32), rm, rn, n, m, RW, CW, WEIGHTS)
     every = tl.sum(tl.where(negative, one, 0.0), 1)
     p = 0
-    while p < P:  # the interpreter has no range of a number that is not known
+    while p < P:  # the interpreter does not support range() with a runtime bound
         for q in tl.static_range(STEP):
             near = rm.to(tl.int64) * P + p + q
             z = s - tl.load(NEAR + near, mask=rm < n, other=0.0)[:, None]
@@ -51,7 +51,7 @@ def fold_triplets(X, Y, NX, NY, RY, CY, RF, CF, RI, CI, RW, CW, FLOOR, OFFSET, N
             if BAND | DROP:
                 here = tl.sum(tl.where(there, one, 0.0), 1)
             size += real * here
-            if (SHAPE == 1) & (POWER == 1) & DROP:  # the slope of a hinge is the same wherever there is a loss
+            if (SHAPE == 1) & (POWER == 1) & DROP:  # a hinge has the same slope wherever its loss is positive
                 pull = scale * a * here
             else:
                 pull = tl.sum(tl.where(there, one * _slope(z, a, b, scale, power, SHAPE, POWER), 0.0), 1)
@@ -64,7 +64,7 @@ def fold_triplets(X, Y, NX, NY, RY, CY, RF, CF, RI, CI, RW, CW, FLOOR, OFFSET, N
 
 @triton.jit
 def _triplets(z, l, negative, low, high, BAND: tl.constexpr, DROP: tl.constexpr):
-    """Which triplets of a tile count, by their score z and loss l; BAND: those with low < z < high."""
+    """Mask of the triplets of a tile that count, by score z and loss l; BAND: only low < z < high."""
     there = negative
     if BAND:
         there = there & (((z > low) & (z < high)) | (z != z))
@@ -97,13 +97,13 @@ def weigh_triplets(X, Y, NX, NY, RY, CY, RF, CF, RI, CI, RW, CW, FLOOR, OFFSET, 
             z = s - tl.load(NEAR + near, mask=rm < n, other=0.0)[:, None]
             real = tl.load(REAL + near, mask=rm < n, other=0.0)
             l = _loss(z, a, b, scale, center, power, SHAPE, POWER)
-            # a hinge without a loss has no slope either
+            # a hinge with loss 0 has slope 0
             there = _triplets(z, l, negative & (real > 0.0)[:, None], low, high, BAND, DROP & (SHAPE != 1))
             g += tl.where(there, real[:, None] * _slope(z, a, b, scale, power, SHAPE, POWER), 0.0)
         p += STEP
     g = _measured(g * tl.load(COEF + rm, mask=rm < n, other=0.0)[:, None], rm, rn, n, m, RW, CW, WEIGHTS)
     g = tl.where(negative, g * by_dot, 0.0).to(G.dtype.element_ty)
     tl.store(G + rows[:, None].to(tl.int64) * W + cols[None, :], g)
-    if FAR:  # of the rounded numbers, as the products are
+    if FAR:  # sum the rounded numbers, which the products use too
         tl.store(ROWS + (j * H + rows).to(tl.int64), tl.sum(g.to(tl.float32), 1))
         tl.store(COLS + i.to(tl.int64) * W + cols, tl.sum(g.to(tl.float32), 0))

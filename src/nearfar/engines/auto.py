@@ -1,11 +1,11 @@
-"""Which engine serves a call, and the call of it.
+"""Choose the engine of a call, and run it.
 
     lists       an index tuple of a miner, pair by pair
-    operators   tiles of a product reduced where they are made: in Triton on a GPU, in PyTorch elsewhere
-    generic     strips of rows by the plain definitions
+    operators   tiles of a matrix product, reduced as they are computed: in Triton on a GPU, in PyTorch elsewhere
+    generic     strips of rows, by the plain definitions
     dense       the whole score matrix and autograd
 
-A loss and its `Call` are of no type here: losses import this module.
+Losses and their `Call` have no types here, because the modules of losses import this one.
 """
 
 from __future__ import annotations
@@ -39,29 +39,29 @@ from nearfar.relations.relation import Relation
 __all__ = ["LEAST", "Least", "by_list", "by_other_engine", "check_strips", "fuses", "has_triton"]
 
 Raw = tuple[Tensor, Tensor | None]
-"""Queries and references before they are prepared; None where the queries are their own references."""
+"""Queries and references before preparation; None if the queries are their own references."""
 
 
 class Least(NamedTuple):
-    """The number of pairs from which the operators, and the generic strips, are faster than the dense engine."""
+    """Numbers of pairs from which the operators, and the generic strips, are faster than the dense engine."""
 
     operators: int
     generic: int
 
 
 LEAST = {"cpu": Least(2**18, 2**24), "cuda": Least(2**24, 2**32)}
-"""Measured on two cores and on an H200; a device without an entry is dense unless asked otherwise."""
+"""Measured on two cores and on an H200; on a device without an entry, "auto" is dense while that fits in memory."""
 DEAR = {"triplets": 64, "positive": 64}
-"""By how much a pair costs more than others in the dense engine on a GPU, which holds it once for each positive."""
+"""The cost of a pair relative to other losses, in the dense engine on a GPU, which holds it once per positive."""
 SHARED = 2**18
-"""Number of pairs from which several processes share the rows, rather than compute the dense matrix each."""
+"""Number of pairs from which several processes split the rows, instead of each computing the dense matrix."""
 BYTES = 64
-"""Memory that the dense engine needs for a pair, on a GPU (measured: 29 to 49)."""
+"""Memory per pair of the dense engine on a GPU, in bytes (measured: 29 to 49)."""
 MOST = 2**28
-"""Number of triplets from which the dense engine is not taken: it holds about four tensors of that size."""
+"""Number of triplets above which the dense engine is not used: it holds about four tensors of that size."""
 
 INSTALLED = RECENT and importlib.util.find_spec("triton") is not None
-"""Whether the kernels are there: they need Triton, and a PyTorch that brings a recent one."""
+"""Whether kernels are available: they need Triton, and a recent PyTorch."""
 
 
 def has_triton(device: torch.device) -> bool:
@@ -72,7 +72,7 @@ def has_triton(device: torch.device) -> bool:
 
 
 def by_list(loss: Any, call: Any, relation: Relation, product: Product, raw: Raw) -> Tensor | None:
-    """The loss of an index tuple that is evaluated as a list, from raw rows; None where it is not."""
+    """The loss of an index tuple evaluated as lists, from raw rows; None if another engine must evaluate it."""
     if call.indices is None or call.ranks is not None:
         return None
     if not takes_lists(product, call.indices, relation, asked=loss.engine == "tiled"):
@@ -88,13 +88,13 @@ class Way:
 
     Args:
         owner: name of the loss in error messages.
-        product: the factors, without learned numbers on the wide side where that can be.
+        product: the factors of the loss; without learned parameters on the wide side, if they can be lifted out.
         relation: which pairs are positive and which are negative.
         layout: the relation for the operators; None for generic strips.
-        low: type that kernels take products in; None for PyTorch.
-        tile: rows of a strip, or None.
+        low: dtype of the kernels' matrix products; None for PyTorch.
+        tile: rows per strip, or None.
         ranks: the processes that share the rows.
-        twice: compute second derivatives by the dense engine instead of raising an error.
+        twice: compute second derivatives by the dense engine; otherwise they raise an error.
     """
 
     owner: str
@@ -107,7 +107,7 @@ class Way:
     twice: bool
 
     def found(self, rows: Tensor, cols: Tensor) -> Found | None:
-        """The loss by the operators, in the graph of rows and columns; None where they refuse this batch."""
+        """The loss by the operators, in the autograd graph of rows and columns; None if they refuse this batch."""
         if self.layout is None or (self.low is None and not _bounded(rows, cols)):
             return None
         return finish(self.product, self.layout, rows, cols, low=self.low, tile=self.tile, ranks=self.ranks)
@@ -115,7 +115,7 @@ class Way:
     def made(
         self, rows: Tensor, cols: Tensor, wants: tuple[bool, ...], grad_output: Tensor | None
     ) -> generic.Made | None:
-        """Value and gradients of detached rows and columns; of unreduced values with their `grad_output` alone."""
+        """Value and gradients for detached rows and columns; of unreduced values only with `grad_output`."""
         params, single = learned_tensors(self.product.parts), self.product.reduction == "none"
         learns = any(wants) and (not single or grad_output is not None)
         square = self.relation.square
@@ -144,7 +144,7 @@ class Way:
 
 
 class _Value(torch.autograd.Function):
-    """A value whose gradient is made in `forward` and scaled in `backward`; unreduced values are computed again."""
+    """Compute the gradient in `forward` and scale it in `backward`; for unreduced values, compute it in `backward`."""
 
     @staticmethod
     def forward(ctx: Any, way: Way, had: list[Tensor], rows: Tensor, cols: Tensor, *params: Tensor) -> Tensor:
@@ -192,7 +192,7 @@ def _again(way: Way, inputs: tuple[Tensor, ...], grad_output: Tensor) -> tuple[T
 def by_other_engine(
     loss: Any, call: Any, relation: Relation, product: Product, plan: Plan, raw: Raw, rows: tuple[Tensor, Tensor]
 ) -> Found | None:
-    """The loss by operators or strips, from raw rows and the same prepared; None where the dense engine is to serve."""
+    """The loss by operators or strips, from raw and prepared rows; None if the dense engine must compute it."""
     if call.indices is not None or not _worth(loss.engine, call, relation, product):
         return None
     lifted = None if torch.compiler.is_compiling() else lift(product)
@@ -219,7 +219,7 @@ def _apply(way: Way | None, rows: Tensor, cols: Tensor) -> Found | None:
     if way is None:
         return None
     params, had = learned_tensors(way.product.parts), list[Tensor]()
-    if not torch.is_grad_enabled():  # no gradients are needed, not of the parameters either
+    if not torch.is_grad_enabled():  # no gradients are needed, not even of parameters
         rows, cols, params = rows.detach(), cols.detach(), tuple(p.detach() for p in params)
     try:
         value: Tensor = _Value.apply(way, had, rows, cols, *params)  # type: ignore[no-untyped-call]
@@ -229,7 +229,7 @@ def _apply(way: Way | None, rows: Tensor, cols: Tensor) -> Found | None:
 
 
 def _worth(engine: str, call: Any, relation: Relation, product: Product) -> bool:
-    """Whether another engine than dense is asked for, or may be the faster one by the number of pairs."""
+    """Whether an engine other than dense is requested, or may be faster for this number of pairs."""
     if engine != "auto":
         return True
     if torch.compiler.is_compiling():
@@ -242,13 +242,13 @@ def _worth(engine: str, call: Any, relation: Relation, product: Product) -> bool
 
 
 def _pairs(relation: Relation, product: Product) -> int:
-    """The number of pairs, more of those that cost the dense engine more on a GPU."""
+    """The number of pairs, scaled up for losses that cost the dense engine more on a GPU."""
     dear = DEAR.get(product.groups.scope or "", 4 if product.wants_columns else 1)
     return relation.shape[0] * relation.shape[1] * (dear if relation.device.type == "cuda" else 1)
 
 
 def _too_large(product: Product, relation: Relation) -> bool:
-    """Whether the dense engine would hold more than `MOST` triplets, n x P x m, or half of a GPU's memory."""
+    """Whether the dense engine would hold more than `MOST` triplets (n·P·m) or fill more than half a GPU's memory."""
     depth = getattr(product.groups, "depth", None)
     n, m = relation.shape
     if relation.device.type == "cuda":
@@ -261,7 +261,7 @@ def _too_large(product: Product, relation: Relation) -> bool:
 def _choose(
     loss: Any, call: Any, relation: Relation, product: Product, plan: Plan, *, kernels: bool = True
 ) -> Way | None:
-    """The way of a call; None for dense."""
+    """Choose the way to compute a call; None for the dense engine."""
     ranks, device, engine = call.ranks or ALONE, relation.device, loss.engine
     changed = None if torch.compiler.is_compiling() else touched(product.parts)
     low = torch.promote_types(call.embeddings.dtype, call.reference.dtype) if call.low is None else call.low
@@ -274,7 +274,7 @@ def _choose(
         layout = _for_kernels(loss, relation, product, low)
         if layout is not None:
             return way(layout, low)
-    # each rank gets some rows, and no draw depends on which
+    # rows are split over ranks only if each rank gets some, and no random draw depends on the split
     few = call.ranks is not None and (product.draws or relation.shape[0] < ranks.world)
     if few or torch.compiler.is_compiling() or capturing():
         return None
@@ -289,19 +289,19 @@ def _choose(
     if layout is not None and min(relation.shape) and (asked or _large(product, relation, least and least.operators)):
         return way(layout, None)
     if (plan.refused is None and product.draws) or strips is not None:
-        return None  # strips would draw other pairs than the dense engine
+        return None  # strips would draw pairs other than those of the dense engine
     return way(None, None) if asked or _large(product, relation, least and least.generic) else None
 
 
 def _large(product: Product, relation: Relation, least: int | None) -> bool:
-    """Whether strips in PyTorch beat the dense engine, from `least` pairs on, or that engine needs too much memory."""
-    # strips in PyTorch pay later on a GPU than kernels
+    """Whether PyTorch strips are faster than the dense engine (from `least` pairs on), or it needs too much memory."""
+    # on a GPU, PyTorch strips pay off later than kernels
     pairs = _pairs(relation, product) // (4 if relation.device.type == "cuda" else 1)
     return (least is not None and pairs >= least) or _too_large(product, relation)
 
 
 def _for_kernels(loss: Any, relation: Relation, product: Product, low: torch.dtype) -> Layout | None:
-    """The layout of a call that kernels serve, or None; warns where they are asked for and cannot be had."""
+    """The layout of a call that kernels can serve, else None; warns if they are requested but unavailable."""
     engine, device = loss.engine, relation.device
     if engine not in ("auto", "fused") or low not in LOW:
         return None
@@ -324,7 +324,7 @@ def check_strips(owner: str, product: Product) -> None:
 
 
 def fuses(loss: Any, call: Any, relation: Relation, product: Product, plan: Plan) -> bool:
-    """Whether kernels serve a call: they can, and are asked for or measured to be the best."""
+    """Whether kernels serve a call: they support it, and are requested or measured to be fastest."""
     if not _worth(loss.engine, call, relation, product) or touched(product.parts) is not None:
         return False
     low = torch.promote_types(call.embeddings.dtype, call.reference.dtype) if call.low is None else call.low
@@ -332,7 +332,7 @@ def fuses(loss: Any, call: Any, relation: Relation, product: Product, plan: Plan
 
 
 def _bounded(rows: Tensor, cols: Tensor) -> bool:
-    """Whether no score of prepared rows and columns, nor a power of one, can overflow or be NaN; synchronizes.
+    """Whether no score of prepared rows and columns, nor its powers, can overflow or be NaN; synchronizes.
 
     Tiles assume finite numbers; the plain definitions propagate NaN and infinity.
     """
@@ -342,7 +342,7 @@ def _bounded(rows: Tensor, cols: Tensor) -> bool:
 
 
 def _warn(owner: str, device: torch.device) -> None:
-    """Name what is missing; Python shows the same warning of a line once."""
+    """Warn that Triton cannot be used, and why; Python shows the warning once per line of code."""
     why = "Triton is not installed" if RECENT else f"this is PyTorch {torch.__version__}"
     why = why if device.type == "cuda" else f"the embeddings are on {device.type}"
     warnings.warn(

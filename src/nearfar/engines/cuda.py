@@ -1,4 +1,4 @@
-"""The operators in Triton: kernels over tiles, and what is joined of the numbers that tiles leave behind.
+"""The operators in Triton: run kernels over the tiles of a matrix product, and merge the results of the tiles.
 
 A strip of G = dF/d⟨x, y⟩ is written in the dtype of the products, and two matrix products turn it into gradients; the
 n x m matrix is never held. On a CPU the kernels run under Triton's interpreter (TRITON_INTERPRET=1), which tests use.
@@ -17,24 +17,24 @@ from nearfar.engines.launch import Launch, Strip, on_device
 __all__ = ["Kernels"]
 
 STATES = 2**23
-"""Numbers that a strip of tiles leaves behind when it is folded."""
+"""Maximum number of state entries that the tiles of a strip write in a fold."""
 STEP = 4
-"""Positives whose triplets a kernel does without a loop: each such number is a kernel of its own."""
+"""Number of positives whose triplets a kernel unrolls; each value compiles a kernel of its own."""
 STRIP = 2**25
 """Entries of a strip of gradients."""
 MANY = 8
-"""Room for so many times the K pairs that are asked for; where more lie above the level, another engine serves."""
+"""Buffer size as a multiple of the K requested pairs; if more lie above the level, another engine is used."""
 PAIRS = {"BM": 16, "BK": 64}
-"""Rows and entries of a program that computes single pairs."""
+"""Block sizes of a program that computes single pairs: rows and entries."""
 TALL = 1024
-"""Least rows of a strip of gradients: each adds to the gradients of all columns."""
+"""Minimum number of rows of a strip of gradients, because each strip adds to the gradients of all columns."""
 
 
 class Kernels(Launch):
-    """One call of an operator; arguments as of `Launch`."""
+    """One call of an operator; takes the arguments of `Launch`."""
 
     def fold(self) -> list[Tensor]:
-        """t, Σ w, number of members, level, Σ w·e^z and Σ p·l of each row, all float64; no gradients yet."""
+        """t, Σ w, number of members, level, Σ w·e^z and Σ p·l of each row, all float64; without gradients."""
         from nearfar.engines._kernels import fold
 
         spec, states = self.spec, States(self)
@@ -52,7 +52,7 @@ class Kernels(Launch):
         return [*states.totals(), none, none, none]
 
     def weigh(self, level: Tensor, norm: Tensor, pull: Tensor, kept: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Gradients of rows, columns and offset from dF/dt [n], t with this level and norm of weights."""
+        """Gradients of rows, columns and offset, from dF/dt [n] and the level and norm of the weights."""
         from nearfar.engines._kernels import weigh
 
         spec, unit = self.spec, self._unit(pull)
@@ -74,7 +74,7 @@ class Kernels(Launch):
         return by_row, by_col, (learned * unit * (spec.by_offset / spec.a)).to(self.rows.dtype)
 
     def maxima(self) -> Iterator[tuple[Strip, Tensor, Tensor, Tensor, Tensor]]:
-        """By strips: largest loss of each row in each tile and its column, then those of each column if pairs turn."""
+        """By strips: the largest loss of each row in each tile, and its column; if symmetric, the same of columns."""
         from nearfar.engines._kernels import hardest
 
         spec = self.spec
@@ -91,7 +91,7 @@ class Kernels(Launch):
             yield strip, tops, places, turned, turned_places
 
     def hardest(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The largest loss of each row, -inf where it has no pair, and its column; of ties, one is taken."""
+        """The largest loss of each row (-inf without pairs), and the column of one of its largest losses."""
         best = self.empty(len(self.x)).fill_(-torch.inf)
         place = self.empty(len(self.x), dtype=torch.int64).zero_()
         for strip, mine, at_mine, turned, at_turned in self.maxima():
@@ -107,9 +107,9 @@ class Kernels(Launch):
         return best, place[: self.n].clone(), (best > -torch.inf).long()
 
     def candidates(self, count: int) -> Tensor:
-        """Places row·m + col of the losses that reach a level which `count` of them reach; those above it come first.
+        """Positions row·m + col of the losses that reach a level reached by at least `count`; those above it first.
 
-        -1 ends the list; reads how many there are. Empty where more than `MANY` times as many lie above the level.
+        Ends with -1; reads their number. Empty if more than `MANY` times `count` lie above the level.
         """
         most = min(MANY * count, self.n * self.m)
         best, tops = self.empty(0), []
@@ -117,7 +117,7 @@ class Kernels(Launch):
             every = torch.cat([best, top.reshape(-1)])
             best = every.topk(min(count, len(every))).values
             tops.append((strip, top.view(strip.wide, strip.tall, -1).amax(dim=2).T.contiguous()))
-        # with fewer of them than pairs are asked for, the level is below everything
+        # with fewer tiles than requested pairs, the level is below all losses
         level = best.amin() if len(best) == count else best.new_full((), -torch.inf)
         level = level.clamp_min(torch.finfo(level.dtype).min)
         number = self.empty(2, dtype=torch.int32).zero_()
@@ -127,11 +127,11 @@ class Kernels(Launch):
         above, equal = number.tolist()
         if above > most:
             return places[:0].clone()
-        # the order of writing is not that of the pairs
+        # kernels write in an order that is not that of the pairs
         return places.sort(descending=True).values[: above + min(equal, count)].clone()
 
     def collect(self, strip: Strip, level: Tensor, tops: Tensor, into: Sequence[Tensor], most: Sequence[int]) -> None:
-        """Write down the places of all losses of a strip that reach a level; see the kernel."""
+        """Collect the positions of all losses of a strip that reach a level; see the kernel."""
         from nearfar.engines._kernels_top import collect
 
         self.start(
@@ -140,7 +140,7 @@ class Kernels(Launch):
         )  # fmt: skip
 
     def triplets(self, near: Tensor, place: Tensor, real: Tensor) -> list[Tensor]:
-        """Σ l, Σ w and number of negatives of each row, Σ dl/ds [n, P] of each positive; no gradients yet."""
+        """Σ l, Σ w and number of negatives of each row, and Σ dl/ds [n, P] of each positive; without gradients."""
         from nearfar.engines._kernels_triplets import fold_triplets
 
         spec, many = self.spec, near.shape[1]
@@ -158,7 +158,7 @@ class Kernels(Launch):
         return [found[0].clone(), found[1].clone(), found[2].clone(), pulls, none, none]
 
     def weigh_triplets(self, near: Tensor, place: Tensor, real: Tensor, pull: Tensor) -> tuple[Tensor, Tensor]:
-        """Gradients of rows and columns through the scores of the negatives."""
+        """Gradients of rows and columns with respect to the scores of negatives."""
         from nearfar.engines._kernels_triplets import weigh_triplets
 
         spec, unit, gradients = self.spec, self._unit(pull), Gradients(self)
@@ -175,7 +175,7 @@ class Kernels(Launch):
         return gradients.found(unit)
 
     def _unit(self, pull: Tensor) -> Tensor:
-        """A power of two that these numbers are divided by, so that their products keep their digits in 16 bits."""
+        """A power of two to divide these numbers by, so that their products keep their digits in 16 bits."""
         if self.type == torch.float32:
             return pull.new_ones(())
         most = pull.abs().amax()
@@ -183,7 +183,7 @@ class Kernels(Launch):
 
 
 def near(rows: Tensor, cols: Tensor | None, place: Tensor, rest: Sequence[Tensor], far: bool) -> Tensor:
-    """Products [n, P] of rows with the columns `place`, or squared distances; [n, P, d] is never held."""
+    """Products or squared distances [n, P] of each row and its columns `place`, without a tensor [n, P, d]."""
     from nearfar.engines._kernels_pairs import near as kernel
 
     found, given, more = rows.new_empty(place.shape), *_pairs(rows, cols, rest)
@@ -197,7 +197,7 @@ def near(rows: Tensor, cols: Tensor | None, place: Tensor, rest: Sequence[Tensor
 def near_back(
     rows: Tensor, cols: Tensor | None, place: Tensor, slope: Tensor, rest: Sequence[Tensor], far: bool
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of rows and columns (empty where they are the rows) from those of what `near` found."""
+    """Gradients of rows and columns (empty if the columns are the rows), given those of the outputs of `near`."""
     from nearfar.engines._kernels_pairs import near_back as kernel
 
     given, more = _pairs(rows, cols, rest)
@@ -213,14 +213,14 @@ def near_back(
 
 
 def _pairs(rows: Tensor, cols: Tensor | None, rest: Sequence[Tensor]) -> tuple[list[Tensor], dict[str, int]]:
-    """Rows and columns, what they lack, and what chooses code."""
+    """Rows and columns, their float32 remainders, and the kernel's compile-time choices."""
     both = [rows.contiguous(), (rows if cols is None else cols).contiguous()]
     lost = [x.contiguous() for x in (rest[0], rest[-1])] if rest else both
     return [*both, *lost], {"REST": int(bool(rest)), **PAIRS}
 
 
 def pad_steps(scores: Tensor, real: Tensor) -> tuple[Tensor, Tensor, int]:
-    """Scores of positives and their measure [n, P] in float32, filled up to whole steps, and how many a step takes."""
+    """Scores and measures [n, P] of positives in float32, padded to whole steps, and the positives per step."""
     step = min(STEP, scores.shape[1])
     more = (0, -scores.shape[1] % step)
     first, second = (torch.nn.functional.pad(x.detach().float(), more).contiguous() for x in (scores, real))
@@ -228,7 +228,7 @@ def pad_steps(scores: Tensor, real: Tensor) -> tuple[Tensor, Tensor, int]:
 
 
 class States:
-    """States [states, n] of all rows, float64, to which tiles are added; the kernel `fold` says which there are."""
+    """Accumulated states [states, n] of all rows, float64; see the kernel `fold` for the list of states."""
 
     def __init__(self, work: Kernels) -> None:
         spec = work.spec
@@ -249,7 +249,7 @@ class States:
         return state
 
     def empty(self, strip: Strip) -> tuple[Tensor, Tensor]:
-        """Room for the states of a strip: of its rows [states, tiles, rows], and of its columns where pairs turn."""
+        """Buffers for a strip: row states [states, tiles, rows], and column states if pairs are symmetric."""
         rows = self.work.empty(self.number, strip.wide, strip.high)
         if not self.work.spec.half:
             return rows, rows
@@ -257,7 +257,7 @@ class States:
         return self._nothing(rows), self._nothing(self.work.empty(self.number, strip.tall, strip.width))
 
     def add(self, state: Tensor, first: int) -> None:
-        """Join the states [states, tiles, rows] of the rows from `first` on with those that are there."""
+        """Merge the states [states, tiles, rows] of the rows from `first` on into the accumulated ones."""
         here = self.found[:, first : first + state.shape[2]]
         if not self.tops:
             here += state.sum(dim=1, dtype=torch.float64)
@@ -279,7 +279,7 @@ class States:
     def totals(self) -> tuple[Tensor, ...]:
         """t, Σ w, number of members, level, Σ w·e^z and Σ p·l of each row."""
         work, spec = self.work, self.work.spec
-        found = [x[: work.n].clone() for x in self.found]  # an operator's results share no memory
+        found = [x[: work.n].clone() for x in self.found]  # the outputs of an operator must not share memory
         size, seen = (found[-2], found[-1]) if work.counted else work.members()
         size = found[-1] if spec.drop and not work.counted else size
         if not spec.exp:
@@ -312,7 +312,7 @@ class Gradients:
         self.col_sums = self.row_sums if work.square else work.empty(len(work.y) if self.far else 0).zero_()
 
     def empty(self, strip: Strip) -> tuple[Tensor, Tensor, Tensor]:
-        """Room for a strip of G, and for the sums of its rows and columns by tiles."""
+        """Buffers for a strip of G, and for its row and column sums by tiles."""
         entries = strip.high * strip.width
         if self.buffer.numel() < entries:
             self.buffer = self.work.empty(entries, dtype=self.work.type)
@@ -331,7 +331,7 @@ class Gradients:
             self.col_sums[cols] += col_sums.sum(dim=0)
 
     def found(self, unit: Tensor) -> tuple[Tensor, Tensor]:
-        """The sums times a factor, in the dtype of the rows; no columns where they are the rows."""
+        """The sums times a factor, in the dtype of the rows; no column gradient if the columns are the rows."""
         rows = self._finished(self.rows, self.row_sums, self.work.x, unit)[: self.work.n]
         if self.work.square:
             return rows, rows.new_empty(0)
@@ -344,7 +344,7 @@ class Gradients:
 
 
 def _add_product(sums: Tensor, a: Tensor, b: Tensor) -> None:
-    """Add a @ b to sums, in float32; half precision goes to the tensor cores as it is."""
+    """Add a @ b to sums, in float32; half-precision inputs use tensor cores directly."""
     if a.dtype == torch.float32:
         torch.addmm(sums, a, b, out=sums)
     elif a.is_cuda:

@@ -33,7 +33,7 @@ def dense_pairs(
     raw: Raw | None = None,
     ranks: ProcessGroup | None = None,
 ) -> ScoredPairs:
-    """Scores [n, m] of all pairs, and the measures of the pairs that count after mining.
+    """Score all pairs [n, m], and give the measures of the pairs that count after mining.
 
     Args:
         product: the factors of the loss.
@@ -42,9 +42,9 @@ def dense_pairs(
         relation: which pairs are positive and which are negative.
         indices: explicit index tuple of a miner, or None.
         once: count a pair once even if `indices` lists it several times.
-        raw: rows and references before they were prepared: distances of near rows are made of them in float64 (see
-            distances.py), and so are the pairs; if that is not known in advance, their scores are rounded to float32.
-        ranks: processes that make the same pairs.
+        raw: rows and references before preparation. Distances of near rows are computed from them in float64 (see
+            distances.py), as are all pairs then; if that is not known in advance, the scores are rounded to float32.
+        ranks: processes that hold the same pairs.
     """
     dtype, look = rows.dtype, readable(rows)
     if raw is not None and product.similarity.shifts:
@@ -92,7 +92,7 @@ def keep(product: Product, pairs: ScoredPairs) -> ScoredPairs:
         return pairs
     with torch.no_grad():
         found: ScoredPairs = product.miner(pairs)
-        # comparisons with NaN are false, so that a miner would drop it; it must propagate
+        # comparisons with NaN are false: a miner would drop the pair, but NaN must propagate
         broken = torch.isnan(pairs.scores)
         positive, negative = (
             torch.where(broken, pairs.positive, found.positive),

@@ -1,13 +1,13 @@
-"""Distances of near rows: prepared rows in float64 where float32 products would lose the distance of a pair.
+"""Distances of near rows: rows are prepared in float64 where float32 products would lose the distance of a pair.
 
-A squared distance made of products, |x|² + |y|² - 2⟨x, y⟩, has an error of about 2e-7 (|x|² + |y|²), and unit rows in
-float32 one of 1e-7 in each place: nothing is left of a class that has collapsed to a spread of 1e-4. A pair is near if
+Computed from products, a squared distance |x|² + |y|² - 2⟨x, y⟩ has an error of about 2e-7 (|x|² + |y|²), and unit rows
+in float32 have one of 1e-7 per entry: a class that has collapsed to a spread of 1e-4 is lost in it. A pair is near if
 
     |x - y|² < 2 max |x|² / NEAR
 
-If a batch has a near pair of two samples, positive or negative, all its scores are made of float64 rows; otherwise
-float32 products are right to about 1e-4. Finding out reads values, which is free on a CPU. Where it is not (dense calls
-on a GPU, compiled calls), distances always come from float64. Apple's GPUs have no float64 and keep float32 products.
+If a batch has a near pair of two distinct samples, positive or negative, all scores are computed from float64 rows;
+else float32 products are accurate to about 1e-4. The check reads values, which is free on a CPU. Elsewhere (dense calls
+on a GPU, compiled calls), distances always use float64. Apple's GPUs have no float64 and keep float32 products.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from nearfar.similarity import Similarity
 __all__ = ["Raw", "distance_rows", "widen"]
 
 NEAR = 256
-"""See above; of unit rows, pairs at a distance below .09."""
+"""See the module docstring; unit rows are near at a distance below .09."""
 FEW, EACH = 16, 8
-"""Rows are compared in each 8th place first, and in at least 16 of them: most pairs differ enough there."""
+"""Rows are first compared in every 8th entry, but at least 16 entries: enough to rule out most pairs."""
 ENTRIES = 2**17
-"""Pairs that are looked at together."""
+"""Number of pairs that are checked at a time."""
 ENTRIES_ON_GPU = 2**25
-"""The same on a GPU, which waits for each answer."""
+"""The same on a GPU, where each check synchronizes."""
 SMALL = 2**15
-"""Of so many pairs all places are compared at once."""
+"""Up to this many pairs, all entries are compared at once."""
 
 Raw = tuple[Tensor, Tensor | None]
 """Rows [n, d], and references [m, d] or None for the rows themselves."""
@@ -39,7 +39,7 @@ Rows = tuple[Tensor, Tensor]
 
 
 def widen(similarity: Similarity, x: Tensor, y: Tensor | None) -> Raw:
-    """Raw rows in float64 if their distances would be made of float32 products, else as they are."""
+    """Convert raw rows to float64 if their distances would be computed from float32 products."""
     if not similarity.shifts or x.dtype != torch.float32 or x.device.type == "mps":
         return x, y
     return x.double(), None if y is None else y.double()
@@ -55,8 +55,8 @@ def distance_rows(
         relation: which pairs count.
         raw: rows and references before `Similarity.prepare`.
         rows: the same, prepared.
-        look: read the values; without it, distances are always of float64 rows.
-        ranks: processes that must come to the same answer.
+        look: read the values to decide; otherwise distances always use float64 rows.
+        ranks: processes that must reach the same decision.
     """
     x, y = widen(similarity, *raw)
     if x.dtype == raw[0].dtype:
@@ -69,7 +69,7 @@ def distance_rows(
 
 
 def any_near(relation: Relation, rows: Tensor, cols: Tensor) -> bool:
-    """Whether a pair of two samples is near; reads the values."""
+    """Whether any pair of two distinct samples is near; reads the values."""
     most = torch.linalg.vector_norm(rows if relation.square else torch.cat([rows, cols]), dim=1).amax().square()
     bound, step = most * (2 / NEAR), max(1, min(EACH, rows.shape[1] // FEW))
     entries = ENTRIES if rows.device.type == "cpu" else ENTRIES_ON_GPU
@@ -86,8 +86,8 @@ def any_near(relation: Relation, rows: Tensor, cols: Tensor) -> bool:
 
 
 def _near(relation: Relation, here: slice, rows: Tensor, cols: Tensor, bound: Tensor) -> bool:
-    """Whether a squared distance of the rows `here` and their columns is below a bound."""
-    # of a symmetric matrix, the part right of the diagonal
+    """Whether any squared distance between the rows `here` and their columns is below a bound."""
+    # of a symmetric matrix, only the part right of the diagonal
     there = slice(here.start, None) if relation.square else EVERYTHING
     x, y = rows[here], cols[there]
     by_col = (y * y).sum(dim=1)

@@ -1,6 +1,6 @@
-"""From folded rows and gathered positive pairs to the loss, in plain autograd: the same for every device.
+"""Compute the loss from folded rows and gathered positive pairs, in plain autograd, the same way on every device.
 
-One function for each scope of groups finishes a `OperatorCall`; those of triplets are in finish_triplets.py.
+There is one function per scope of groups, which takes an `OperatorCall`; for triplets see finish_triplets.py.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from nearfar.sets.base import Fold, UncertaintySet
 __all__ = ["finish"]
 
 FAR = 1e30
-"""A loss that no pair reaches."""
+"""The negated loss of a placeholder below all losses."""
 
 
 def finish(
@@ -54,11 +54,11 @@ def finish(
         layout: which pairs are positive and which are negative.
         rows: [n, d] prepared queries, float64 where distances of near rows need it.
         cols: [m, d] prepared references; the rows themselves where the layout is square.
-        low: type that kernels take products in; None for strips in PyTorch.
-        tile: rows of a strip; None for a height that suits the device.
+        low: dtype of the kernels' matrix products; None for strips in PyTorch.
+        tile: rows per strip; None for a height that suits the device.
         ranks: the processes that share the rows.
-        dual: replaces the folded number t [n] of each row by another one, such as one that is kept between batches
-            (`Layout.groups` says whose it is); weights are then e^{(l - t)/γ} of that one.
+        dual: replaces the folded number t [n] of each row, for instance by one that is kept between batches
+            (`Layout.groups` names its sample); weights are then e^{(l - t)/γ} with the new t.
     """
     try:
         call = OperatorCall(product, layout, rows, cols, low, tile, ranks, dual=dual)
@@ -82,7 +82,7 @@ def _finisher(product: Product) -> Callable[[OperatorCall], Found]:
 
 
 def _anchor_sign(call: OperatorCall) -> Found:
-    """Two values of each row, joined by the link."""
+    """Two values per row, of its positive and of its negative pairs, combined by the link."""
     product, measure, side = call.product, call.measure, "all" if call.product.everyone else "negative"
     if measure is None:
         positive, has_positive = _fold_side(call, "positive", product.over_positive)
@@ -107,7 +107,7 @@ def _anchor_sign(call: OperatorCall) -> Found:
 
 
 def _fold_side(call: OperatorCall, side: str, of: UncertaintySet, *, turned: bool = False) -> tuple[Tensor, Tensor]:
-    """Value [n] of one side of each row, and which rows have a member."""
+    """Value [n] of one side of each row, and which rows have a member on it."""
     fold = fold_of(of)
     apart = call.rest or (call.strips and call.similarity and call.rows.dtype == torch.float64)
     if side == "all" and apart and not (turned or fold.held or call.product.wants_columns):
@@ -123,7 +123,7 @@ def _fold_side(call: OperatorCall, side: str, of: UncertaintySet, *, turned: boo
 
 
 def _fold_apart(call: OperatorCall, of: UncertaintySet, fold: Fold) -> tuple[Tensor, Tensor]:
-    """Like `_fold_side` for all pairs of each row, some of them near: the negative pairs alone are folded."""
+    """Like `_fold_side` for all pairs of each row if some are near: folds only the negative pairs."""
     t, size, seen, *_ = call.fold("negative", of, fold)
     t, size, losses = t[:, None], size[:, None], None
     if call.measure is None:
@@ -135,20 +135,20 @@ def _fold_apart(call: OperatorCall, of: UncertaintySet, fold: Fold) -> tuple[Ten
 
 
 def _columns(call: OperatorCall, negative: Tensor, has_negative: Tensor) -> tuple[Tensor, Tensor]:
-    """Negative values [n, P] of the columns of the positive pairs, and which have any."""
+    """Negative values [n, P] of the columns of the positive pairs, and a mask of those with negatives."""
     assert call.narrow is not None  # noqa: S101 - such links read pairs
     everyone = call.product.everyone
     if not call.symmetric:
         if call.ranks.world > 1:
-            raise RefusalError  # a process has the pairs of its own rows alone
+            raise RefusalError  # a process only has the pairs of its own rows
         side = "all" if everyone else "negative"
         negative, has_negative = _fold_side(call, side, call.product.over_negative, turned=True)
-    # of all pairs of a column, the positive pair itself is one
+    # with all pairs, the column's group includes the positive pair itself
     return negative[call.narrow.place], has_negative[call.narrow.place] | everyone
 
 
 def _anchor(call: OperatorCall) -> Found:
-    """One value of all pairs of each row."""
+    """One value per row, of all its pairs."""
     product, of = call.product, call.product.over_positive
     fold = fold_of(of)
     if fold.kind == "max":
@@ -168,10 +168,10 @@ def _anchor(call: OperatorCall) -> Found:
 
 
 def _with_hardest(call: OperatorCall) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Losses and mask [n, P+1] of the positive pairs and the hardest negative one of each row; rows that had either."""
-    assert call.measure is not None  # noqa: S101 - a maximum is not folded for positive pairs
+    """Losses and mask [n, P+1] of positive pairs and hardest negative of each row; rows with either of them."""
+    assert call.measure is not None  # noqa: S101 - a maximum over positive pairs is not folded
     if call.given & 4:
-        raise RefusalError  # ties share the weight by their measure
+        raise RefusalError  # ties share the weight in proportion to their measure
     negative, has_negative, had_negative = _hardest(call)
     losses = torch.cat([call.product.positive(call.near, +1), negative], dim=1)
     there = torch.cat([call.measure > 0, has_negative[:, None]], dim=1)
@@ -179,7 +179,7 @@ def _with_hardest(call: OperatorCall) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def _hardest(call: OperatorCall) -> tuple[Tensor, Tensor, Tensor]:
-    """Losses [n, 1] of the hardest negative pair of each row, which rows have one, and which had one before mining."""
+    """Losses [n, 1] of each row's hardest negative pair; which rows have one, and which had one before mining."""
     score, there = call.hardest("negative")
     return call.product.negative(score, -1), there, there if call.had_negative is None else call.had_negative
 
@@ -188,7 +188,7 @@ def _hardest(call: OperatorCall) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _fold_whole(call: OperatorCall, side: str, of: UncertaintySet, fold: Fold) -> tuple[Tensor, Tensor, Tensor]:
-    """Folded numbers t and Σ w [1, n] of all pairs of one side, and which rows had one before any mining."""
+    """Folded t and Σ w [1, n] of all pairs of one side, and which rows had such a pair before mining."""
     t, size, seen, *_ = call.fold(side, of, fold, whole=True)
     return call.whole(t)[None], call.whole(size)[None], seen > 0 if call.had_negative is None else call.had_negative
 
@@ -205,7 +205,7 @@ def _near_whole(call: OperatorCall, sign: int = +1) -> tuple[Tensor, Tensor]:
 
 
 def _batch(call: OperatorCall) -> Found:
-    """One value of all pairs."""
+    """One value of all pairs of the batch."""
     product, of = call.product, call.product.over_positive
     fold = fold_of(of)
     if fold.kind == "max" and (call.floor is not None or not call.strips or call.given & 4):
@@ -229,7 +229,7 @@ def _batch(call: OperatorCall) -> Found:
 
 
 def _sign(call: OperatorCall) -> Found:
-    """One value of all positive pairs, and one of all negative pairs."""
+    """Two values: of all positive pairs and of all negative pairs of the batch."""
     product = call.product
     fold, first = product.over_negative.fold(), product.over_positive.fold()
     assert fold is not None  # noqa: S101 - see plan.py
@@ -264,7 +264,7 @@ def _negatives(call: OperatorCall) -> tuple[Tensor, Tensor]:
 
 
 def _top(call: OperatorCall, of: UncertaintySet, fold: Fold) -> Found:
-    """One value of the K hardest pairs, positive and negative."""
+    """One value: of the K hardest pairs of the batch, positive or negative."""
     near, measure = _near_whole(call)
     number, has_negative = _negatives(call)
     losses, there = call.top(fold, number + measure.sum())
@@ -274,7 +274,7 @@ def _top(call: OperatorCall, of: UncertaintySet, fold: Fold) -> Found:
 
 
 def _top_apart(call: OperatorCall) -> Found:
-    """Two values of the K hardest pairs, of the positive and of the negative ones."""
+    """Two values: of the K hardest positive pairs and of the K hardest negative ones."""
     product, fold = call.product, fold_of(call.product.over_negative)
     number, has_negative = _negatives(call)
     near, measure = _near_whole(call)
@@ -288,8 +288,8 @@ def _top_apart(call: OperatorCall) -> Found:
 def _top_problem(
     call: OperatorCall, of: UncertaintySet, losses: Tensor, there: Tensor, members: Tensor, cap: Tensor | None = None
 ) -> Problem:
-    """The problem of one group whose largest members [1, c] came, of so many in all."""
-    if fold_of(of).fraction:  # the others are one member of a loss below all
+    """The problem of a group, given its largest members [1, c] and the number of all its members."""
+    if fold_of(of).fraction:  # all other members count as one, with a loss below all
         rest = (members - there.sum()).clamp_min(0.0).reshape(1, 1)
         losses = torch.cat([losses, losses.new_full((1, 1), -FAR)], dim=1)
         there = torch.cat([there.to(rest.dtype), rest], dim=1).to(losses.dtype)
@@ -299,9 +299,9 @@ def _top_problem(
 def _moments(
     call: OperatorCall, side: str, of: UncertaintySet, losses: Tensor, measure: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Value [1] of a set whose weights rise linearly above a level, of folded and of single members [1, k].
+    """Value [1] of a set whose weights rise linearly above a level, for folded members and single members [1, k].
 
-    Each sweep gives measure, mean and energy of the members above the level, which the set turns into a higher one,
+    Each sweep measures the members above the level (measure, mean, energy), from which the set finds a higher level,
     until no member has a negative weight.
     """
     fold, every = fold_of(of), losses.detach().double()
@@ -356,4 +356,4 @@ FINISH: dict[str, Callable[[OperatorCall], Found]] = {
     "triplets": finish_triplets,
     "positive": finish_angles,
 }
-"""How each scope is finished."""
+"""The function that finishes each scope."""

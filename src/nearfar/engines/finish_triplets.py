@@ -1,4 +1,4 @@
-"""Finish triplets, angles and drawn pairs: from gathered positive pairs and the operators to the loss."""
+"""Compute the losses of triplets, angles and drawn pairs from gathered positive pairs and the operators."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from nearfar.relations.layout import ID, NOWHERE, POSITION_THEN_ID
 __all__ = ["balanced_triplets", "finish_angles", "finish_drawn", "finish_triplets", "hardest_triplet", "rule_of"]
 
 SUMS = 2**29
-"""Most numbers of the rows x_a + x_p that the angular loss makes."""
+"""Maximum number of entries of the rows x_a + x_p in the angular loss."""
 
 
 def finish_triplets(call: OperatorCall) -> Found:
     """The mean over all triplets."""
-    assert call.narrow is not None  # noqa: S101 - each positive pair is read
+    assert call.narrow is not None  # noqa: S101 - every positive pair is read
     of, rule = call.product.over_negative, rule_of(call)
     band = {} if rule.keep is None else {"band": 1, "low": -rule.keep.margin, "high": 0.0}
     if call.strips:
@@ -44,18 +44,18 @@ def finish_triplets(call: OperatorCall) -> Found:
 
 
 def rule_of(call: OperatorCall) -> Any:
-    """How triplets are scored and chosen; a grouping of these scopes has one."""
+    """The grouping's `Rule`: how triplets are scored and which count."""
     return call.product.groups.rule  # type: ignore[attr-defined]
 
 
 def balanced_triplets(call: OperatorCall) -> Found:
-    """The mean over triplets of each positive pair with the negative of its own rank."""
+    """The mean over triplets of each positive pair and the negative pair of the same rank."""
     assert call.narrow is not None  # noqa: S101 - each positive pair is read
     if call.given & 4:
-        raise RefusalError  # a triplet has the weight of its negative pair too
+        raise RefusalError  # a triplet also has the weight of its negative pair
     of, positive, width = call.product.over_negative, call.narrow.measure > 0, call.narrow.place.shape[1]
     values, place = _ranked(call, width + 1)
-    # equally hard ones are ranked by their order in the batch
+    # equally hard pairs are ranked by their order in the batch
     call.refuse_if(((values[:, 1:] == values[:, :-1]) & (values[:, 1:] > -torch.inf)).any())
     rank = (positive.cumsum(dim=1) - 1).clamp(0, place.shape[1] - 1)
     real = positive & (positive.cumsum(dim=1) <= place.shape[1]) & (values.gather(1, rank) > -torch.inf)
@@ -68,11 +68,11 @@ def balanced_triplets(call: OperatorCall) -> Found:
 
 
 def hardest_triplet(call: OperatorCall) -> Found:
-    """The one worst triplet: the largest s_an less the least s_ap of its anchor, over all anchors."""
-    assert call.narrow is not None  # noqa: S101 - each positive pair is read
+    """The single worst triplet: the largest s_an - s_ap over all anchors."""
+    assert call.narrow is not None  # noqa: S101 - every positive pair is read
     values, place = _ranked(call, 2)
     if call.given & 4:
-        raise RefusalError  # ties share the weight by their measure
+        raise RefusalError  # tied pairs share the weight by their measure
     least = torch.where(call.narrow.measure > 0, call.near, torch.inf)
     pair = least.detach().sort(dim=1)
     score = call.whole(values[:, 0] - pair.values[:, 0])
@@ -84,7 +84,7 @@ def hardest_triplet(call: OperatorCall) -> Found:
     form = call.product.negative.form(-1)
     idle = form is not None and form.shape == "power" and float(call.product.negative(best, -1)) == 0
     if tied and not empty and not idle:
-        raise RefusalError  # they share the weight
+        raise RefusalError  # tied triplets share the weight
     mine = call.scores(place[:, :1])[:, 0] - least.gather(1, pair.indices[:, :1])[:, 0]
     there = torch.isfinite(mine.detach()) & (values[:, 0] > -torch.inf)
     losses = call.product.negative(torch.where(there, mine, 0.0), -1)
@@ -93,14 +93,14 @@ def hardest_triplet(call: OperatorCall) -> Found:
 
 
 def _ranked(call: OperatorCall, count: int) -> tuple[Tensor, Tensor]:
-    """The largest scores [n, count] of the negatives of each row, and their columns."""
+    """The `count` largest negative scores of each row [n, count], and their columns."""
     form = PairForm("line", 1.0, 0.0)
     spec, _ = call.spec(call.product.negative, "negative", form=form, half=0, full=1)
     return operators.rank(call.rows, call._columns, call.pairs, *spec.lists(), min(count, len(call.cols)))
 
 
 def finish_angles(call: OperatorCall) -> Found:
-    """The angular loss: a positive pair (a, p) is one row x_a + x_p, whose negatives are folded.
+    """The angular loss: each positive pair (a, p) becomes one row x_a + x_p, and its negatives are folded.
 
     l_n = slope·(4t⟨x_a + x_p, x_n⟩ - 2(1+t)⟨x_a, x_p⟩) + zero            n·P rows of m products
     """
@@ -115,7 +115,7 @@ def finish_angles(call: OperatorCall) -> Found:
     assert form is not None  # noqa: S101 - see plan.py
     row = torch.arange(len(place), device=place.device).repeat_interleave(place.shape[1])
     col, real = place.flatten(), measure.flatten()
-    if call.strips:  # padding costs a row of products
+    if call.strips:  # padding would cost a row of products each
         row, col, real = row[real > 0], col[real > 0], real[real > 0]
     rows = call.rows[row] + call.cols[col]
     more: dict[str, Any] = {"exp": 2, "flat": int(fold.normalized)}
@@ -142,17 +142,17 @@ def finish_angles(call: OperatorCall) -> Found:
     return call.reduce(Terms(values, real)), call.had_positive, had_negative
 
 
-# ---------------------------------------------------------------- pairs that are drawn
+# ---------------------------------------------------------------- sampled negative pairs
 
 
 def finish_drawn(call: OperatorCall) -> Found:
-    """A miner that draws as many negative pairs as an anchor has positive ones: their narrow matrix [n, P + K]."""
+    """Losses of a miner that draws as many negatives per anchor as there are positives: a matrix [n, P + K]."""
     product, miner, narrow = call.product, call.product.miner, call.narrow
     if narrow is None or miner is None or call.ranks.world > 1 or product.reduction == "none":
         raise RefusalError
     wanted = narrow.measure.to(call.rows.dtype).sum(dim=1, keepdim=True)
     most = min(len(call.layout.labels[1]), max(1, math.ceil(float(wanted.amax()))))
-    # one draw for every row of the batch, as the dense engine draws
+    # one draw per row of the whole batch, as in the dense engine
     spots = torch.rand(call.size, most, dtype=torch.float64, device=call.rows.device)
     spots = spots if call.at is None else spots[call.at]
 

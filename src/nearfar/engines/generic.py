@@ -1,7 +1,7 @@
-"""Losses in strips of rows, by the plain definitions of their parts: for parts of a user's own and for any relation.
+"""Losses in strips of rows, by the plain definitions of their parts: supports custom parts and any relation.
 
-A strip holds all pairs of its anchors, so that miners and groups of an anchor work on one strip. Groups that reach over
-the batch are solved by the stream of their set, or by `Collected`. Autograd makes the gradient strip by strip.
+A strip holds all pairs of its anchors, so that miners and groups of an anchor work within one strip. Groups that span
+the batch are solved by the stream of their set, or by `Collected`. Autograd computes the gradient strip by strip.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["Strips", "evaluate"]
 ENTRIES = 2**18
 """Entries of a strip: 1 MB of float32, of which about forty exist at a time."""
 WIDER = 2**4
-"""Factor by which strips are larger on a GPU, where starting kernels takes the time otherwise."""
+"""Factor by which strips are larger on a GPU, where launching kernels would dominate otherwise."""
 
 Made = tuple[Tensor, list[Tensor | None], Tensor, Tensor]
 """Value; gradients of rows, columns and parameters; which rows [n] had a positive and a negative pair."""
@@ -44,8 +44,8 @@ class Strips:
         relation: which pairs are positive and which are negative.
         rows: [n, d] prepared queries, detached.
         cols: [m, d] prepared references, detached.
-        wants: which gradients are needed: of the rows, of the columns, and of each parameter.
-        tile: rows of a strip, or None for a height that suits the device.
+        wants: which gradients are needed: of rows, of columns, and of each parameter.
+        tile: rows per strip, or None for a height that suits the device.
         ranks: the processes that share the strips.
     """
 
@@ -70,7 +70,7 @@ class Strips:
 
     @property
     def learns(self) -> bool:
-        """Whether a gradient is needed."""
+        """Whether any gradient is needed."""
         return any(self.wants)
 
     def __iter__(self) -> Iterator[slice]:
@@ -78,14 +78,14 @@ class Strips:
         return self.sweep(self.cuts)
 
     def sweep(self, cuts: list[slice]) -> Iterator[slice]:
-        """Row slices; resets the random state first, so that a miner draws the same in every sweep."""
+        """Iterate over row slices; resets the random state first, so that a miner draws the same in every sweep."""
         if self.product.miner is not None:
             self._state = self._state or states(self.rows.device)
             set_states(self._state, self.rows.device)
         return iter(cuts)
 
     def pairs(self, here: slice, *, leaf: bool = False) -> ScoredPairs:
-        """The pairs of a strip after mining; with `leaf` in a graph that begins with its rows and the columns."""
+        """The pairs of a strip after mining; with `leaf`, in an autograd graph that starts at rows and columns."""
         rows, cols = self.rows[here], self.cols
         if leaf:
             rows, cols = rows.detach().requires_grad_(self.wants[0]), cols.detach().requires_grad_(self.wants[1])
@@ -94,11 +94,11 @@ class Strips:
         return keep(self.product, pairs)
 
     def add(self, here: slice, found: tuple[Tensor | None, ...]) -> None:
-        """Add partial gradients of the rows `here`, of all columns and of the parameters."""
+        """Add gradients of the rows `here`, of all columns and of the parameters."""
         _add(self.sums, found, here)
 
     def whole(self, parts: list[Tensor]) -> Tensor:
-        """Values [n] of all rows, from those of this process's strips."""
+        """Values [n] of all rows, given those of this process's strips."""
         if self.ranks.world == 1:
             return torch.cat(parts)
         found = parts[0].new_zeros(len(self.rows))
@@ -113,7 +113,7 @@ def evaluate(strips: Strips, grad_output: Tensor | None = None) -> Made:
 
     Args:
         strips: the strips of the call.
-        grad_output: [n] gradient of unreduced values; without it, they get no gradient.
+        grad_output: [n] gradient with respect to unreduced values; without it, no gradient is computed for them.
     """
     groups, columns = strips.product.groups, strips.product.wants_columns
     if not groups.per_anchor:
@@ -135,7 +135,7 @@ def evaluate(strips: Strips, grad_output: Tensor | None = None) -> Made:
 
 
 def _by_rows(strips: Strips, grad_output: Tensor | None) -> Tensor:
-    """Groups within one row, in one sweep: each term's gradient is known up to its denominator."""
+    """Groups within one row, in one sweep: sums numerators with their gradients, and divides at the end."""
     single, values = strips.product.reduction == "none", list[Tensor]()
     so_far, slopes = Counted(), list[list[Tensor | None]]()
     for here in strips:
@@ -161,7 +161,7 @@ def _strip_terms(
 ) -> tuple[Counted, list[tuple[Tensor | None, ...]]]:
     """Numerator and denominator of each term of a strip, and gradients of rows, columns and parameters.
 
-    The gradients are of the numerators, or of unreduced values with their `grad_output`.
+    The gradients are those of the numerators, or of unreduced values weighted by `grad_output`.
     """
     pairs = strips.pairs(here, leaf=True)
     if not torch.is_grad_enabled():
@@ -197,14 +197,14 @@ def _plus(x: Tensor | None, y: Tensor | None) -> Tensor | None:
 
 
 def _share(strips: Strips, top: Tensor, bottom: Tensor) -> tuple[Tensor, Tensor]:
-    """Value of the whole batch from a numerator and a denominator of this process, and its derivative in the former."""
+    """Value of the whole batch from this process's numerator and denominator, and its derivative in the numerator."""
     top, bottom = strips.ranks.sum(torch.stack([top.sum(), bottom.sum()]).double()).unbind()
     share = torch.ones_like(top) if strips.product.reduction == "sum" else over(torch.ones_like(top), bottom)
     return top * share, share
 
 
 def _parts(strips: Strips, pairs: ScoredPairs) -> Iterator[Counted]:
-    """Numerators and denominators of the terms of a strip, in parts that fit the memory of a strip."""
+    """Numerators and denominators of a strip's terms, in parts that fit in memory."""
     product = strips.product
     for problems in product.groups.blocks(product, pairs, strips.most):
         values = tuple(problem.value() for problem in problems)
@@ -212,13 +212,13 @@ def _parts(strips: Strips, pairs: ScoredPairs) -> Iterator[Counted]:
 
 
 def _bottom(strips: Strips, pairs: ScoredPairs) -> Tensor:
-    """Denominators [t] of unreduced values, which their gradient needs in advance."""
+    """Denominators [t] of unreduced values, which their gradient needs beforehand."""
     with torch.no_grad():
         return _total(_parts(strips, pairs))[0][1]
 
 
 def _total(parts: Iterator[Counted]) -> Counted:
-    """Numerators and denominators, over all parts."""
+    """Sum numerators and denominators over all parts."""
     counted = Counted()
     for part in parts:
         counted = _sum(counted, part)
@@ -234,9 +234,9 @@ def _sum(so_far: Counted, part: Counted) -> Counted:
 
 
 def _by_streams(strips: Strips) -> Tensor:
-    """Groups of the whole batch: sweeps until every stream has converged, and one that applies the weights."""
+    """Groups of the whole batch: sweep until every stream has converged, then once more to apply the weights."""
     product, groups = strips.product, strips.product.groups
-    next(iter(strips))  # keeps the state of the generators, which every sweep begins with
+    next(iter(strips))  # saves the state of the random generators, with which every sweep begins
     first = next(iter(groups.blocks(product, strips.pairs(slice(0, 1)), strips.most)))
     streams = groups.streams(first)
     for stream in streams:
@@ -248,7 +248,7 @@ def _by_streams(strips: Strips) -> Tensor:
                 for k in wanted:
                     streams[k].add(problems[k].losses, problems[k].measure)
         wanted = [k for k in wanted if streams[k].turn()]
-    # merging is linear: its derivatives are its values at units
+    # `merge` is linear: its derivatives are its values at unit vectors
     units = torch.eye(len(streams), dtype=strips.rows.dtype, device=strips.rows.device)
     factors = [groups.merge(unit.split(1), streams)[None] for unit in units]
     held = [k for k, stream in enumerate(streams) if stream.constant]
@@ -261,7 +261,7 @@ def _by_streams(strips: Strips) -> Tensor:
 
 
 def _weigh(strips: Strips, streams: tuple[Stream, ...], factors: list[Tensor]) -> list[Tensor]:
-    """Sweep once and add the gradient of all groups, each times its factor; gives Σ p·l of each."""
+    """Sweep once, adding the gradient of each group times its factor; returns Σ p·l of each group."""
     product = strips.product
     sums = [torch.zeros(1, dtype=torch.float64, device=strips.rows.device) for _ in streams]
     for here in strips:
@@ -286,9 +286,9 @@ def _weigh(strips: Strips, streams: tuple[Stream, ...], factors: list[Tensor]) -
 
 
 def _by_columns(strips: Strips, grad_output: Tensor | None) -> Tensor:
-    """A link that also reads the negative value of each column: v of rows and u of columns, the link, then back.
+    """A link that also reads the negative value of each column: row and column values, link, then gradients.
 
-    Columns are swept as rows are, in strips of columns with all rows. The link must give one term.
+    Columns are swept like rows, in strips of columns with all rows. The link must give one term.
     """
     product, single = strips.product, strips.product.reduction == "none"
     with torch.no_grad():
@@ -325,17 +325,17 @@ def _by_columns(strips: Strips, grad_output: Tensor | None) -> Tensor:
 
 
 def _column_cuts(strips: Strips) -> list[slice]:
-    """Strips of columns; every process has all of them, as it has all rows."""
+    """Strips of columns; every process has all columns, as it has all rows."""
     tall = strips.tile or min(512, max(16, ENTRIES // max(1, len(strips.rows))))
     return [slice(j, min(j + tall, len(strips.cols))) for j in range(0, len(strips.cols), tall)]
 
 
 def _column_problem(strips: Strips, here: slice, leaf: bool) -> tuple[Problem, Tensor, Tensor]:
-    """The problem of the negative pairs of some columns, one group a column; and the leaves of its graph."""
+    """The problem of the negative pairs of some columns, one group per column; and the leaves of its autograd graph."""
     rows, cols = strips.rows.detach().requires_grad_(leaf), strips.cols[here].detach().requires_grad_(leaf)
     tile = strips.relation.tile(EVERYTHING, here)
     pairs = score(strips.product, rows, cols, strips.relation, tile, strip=True)
-    if strips.product.miner is not None:  # miners look at whole rows, and a column has pairs with all of them
+    if strips.product.miner is not None:  # miners look at whole rows, and a column has pairs with all rows
         mined = [(x.positive[:, here], x.negative[:, here]) for x in map(strips.pairs, strips.sweep(strips.all_cuts))]
         positive, negative = (torch.cat(side) for side in zip(*mined, strict=True))
         pairs = replace(pairs, positive=positive, negative=negative)
@@ -345,7 +345,7 @@ def _column_problem(strips: Strips, here: slice, leaf: bool) -> tuple[Problem, T
 
 
 def _pull_ends(strips: Strips, at_rows: Tensor, at_cols: Tensor) -> None:
-    """Add the gradient in the embeddings through the negative values of rows and of columns."""
+    """Add the gradient of the embeddings through the negative values of rows and columns."""
     for here in strips:
         with torch.enable_grad():
             pairs = strips.pairs(here, leaf=True)
@@ -366,7 +366,7 @@ def _pull_ends(strips: Strips, at_rows: Tensor, at_cols: Tensor) -> None:
 def _gradient(
     value: Tensor, inputs: tuple[Tensor, ...], cotangent: Tensor | None = None, *, retain: bool = False
 ) -> tuple[Tensor | None, ...]:
-    """Gradient of `value` in the inputs that require one; None for the others."""
+    """Gradient of `value` with respect to the inputs that require one; None for the others."""
     leaves = [x for x in inputs if x.requires_grad]
     if not leaves or not value.requires_grad:
         return (None,) * len(inputs)

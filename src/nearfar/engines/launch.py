@@ -1,4 +1,4 @@
-"""`Launch`: starts a Triton kernel over the tiles of a product, with the numbers that all kernels share."""
+"""`Launch`: starts Triton kernels over the tiles of a matrix product, with the arguments that all kernels share."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Launch", "Strip", "on_device"]
 
 @dataclass(frozen=True)
 class Strip:
-    """Some rows and columns: where they begin, how many they are, and how many tiles they fill."""
+    """A range of rows and columns: where they begin, how many they are, and how many tiles they fill."""
 
     r0: int
     c0: int
@@ -29,12 +29,12 @@ class Strip:
 
     @property
     def where(self) -> tuple[int, int, int, int]:
-        """First row and column, and numbers of rows and columns."""
+        """First row, first column, number of rows, number of columns."""
         return self.r0, self.c0, self.high, self.width
 
 
 class Launch:
-    """One call of the kernels on rows [n, d] and columns [m, d] (None: the rows)."""
+    """One call of the kernels on rows [n, d] and columns [m, d] (None: the columns are the rows)."""
 
     def __init__(
         self, spec: Spec, rows: Tensor, cols: Tensor | None, pairs: Sequence[Tensor], floor: Any, offset: Any
@@ -56,7 +56,7 @@ class Launch:
             self.norms = (by_row, by_row if self.square else self.y.float().square().sum(dim=1))
 
     def _filled(self, x: Tensor) -> Tensor:
-        """Rows in the type of the products, filled up with zeros to whole tiles."""
+        """Rows in the dtype of the products, padded with zeros to whole tiles."""
         tall, wide = (-size % self.blocks[name] for size, name in zip(x.shape, ("BM", "BK"), strict=True))
         x = x.detach().to(self.type)
         return torch.nn.functional.pad(x, (0, wide, 0, tall)) if tall or wide else x.contiguous()
@@ -65,10 +65,10 @@ class Launch:
         return (self.x, self.y, *self.norms, *self.pairs, self.floor, self.offset)
 
     def choices(self) -> dict[str, Any]:
-        """What chooses code in every kernel."""
+        """Compile-time constants common to all kernels."""
         spec = self.spec
         power = int(spec.power) if spec.power in (1.0, 2.0) else -1
-        # a sample has its own label, so that it is no negative of itself
+        # each sample has its own label, so that it is not its own negative
         apart = spec.itself == 1 and spec.side == 0 and self.square
         return {
             "D": self.x.shape[1], "SIM": spec.similarity, "PREC": _precision(self.x), "SHAPE": spec.shape,
@@ -79,21 +79,21 @@ class Launch:
 
     @property
     def even(self) -> bool:
-        """Whether rows and columns fill their tiles."""
+        """Whether rows and columns fill whole tiles."""
         return len(self.x) == self.n and len(self.y) == self.m
 
     @property
     def far(self) -> bool:
-        """Whether gradients need the sums of dF/d⟨x, y⟩ over rows and columns: scores are distances."""
+        """Whether gradients need the row and column sums of dF/d⟨x, y⟩, as they do for distances."""
         return bool(self.spec.similarity)
 
     @property
     def counted(self) -> bool:
-        """Whether members must be counted pair by pair: labels, flags and weights do not tell their number."""
+        """Whether members must be counted pair by pair: labels, flags and weights do not determine their number."""
         return self.floor is not None or self.spec.itself >= 2
 
     def members(self) -> tuple[Tensor, Tensor]:
-        """Σ w of each row's members, and their number (of all pairs: of the negative ones), by labels alone."""
+        """Σ w and number of each row's members, from labels alone; with all pairs, the number of negatives."""
         labels, flags, _, weights = ((self.pairs[at], self.pairs[at + 1]) for at in (0, 2, 4, 6))
         layout: Any = Layout(
             labels,  # type: ignore[arg-type]
@@ -110,12 +110,12 @@ class Launch:
         return size, layout.count(bits[0], own=own)
 
     def numbers(self) -> tuple[float, ...]:
-        """The numbers of the pair loss, in the order of the kernels."""
+        """The parameters of the pair loss, in the order of the kernels' arguments."""
         spec = self.spec
         return spec.a, spec.b, spec.by_offset, spec.scale, spec.center, spec.power
 
     def strips(self, entries: int, *, half: bool, least: int = 0) -> Iterator[Strip]:
-        """Strips of whole tiles with about so many pairs each, and `least` rows; half: those from the diagonal on."""
+        """Strips of whole tiles with about `entries` pairs each, at least `least` rows; half: from the diagonal on."""
         tall, wide, block = len(self.x), len(self.y), self.blocks["BM"]
         r0 = 0
         while r0 < tall:
@@ -125,32 +125,32 @@ class Launch:
             r0 += high
 
     def empty(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        """A tensor beside the rows."""
+        """An uninitialized tensor on the device of the rows."""
         return torch.empty(shape, dtype=dtype, device=self.x.device)
 
     def start(self, kernel: Any, strip: Strip, *more: Any, **choices: Any) -> None:
-        """Start a kernel, one program a tile of the strip."""
+        """Start a kernel with one program per tile of the strip."""
         with on_device(self.x):
             kernel[(strip.tall * strip.wide,)](*self._given(), *more, **(self.choices() | choices))
 
 
 def _precision(x: Tensor) -> str:
-    """How products of float32 are taken: as torch's own setting says; three TF32 products are as exact as one."""
+    """Precision of float32 products, by torch's own setting; three TF32 products are as exact as one."""
     if not x.is_cuda:
         return "ieee"
     return "tf32" if uses_tf32() else "tf32x3"
 
 
 def _blocks(x: Tensor, kind: torch.dtype) -> dict[str, int]:
-    """Sizes of a tile, measured on an H200."""
+    """Tile sizes, measured on an H200."""
     if not x.is_cuda:
         return {"BM": 32, "BN": 32, "BK": 32}
     if kind == torch.float32:
         return {"BM": 128, "BN": 128, "BK": 32, "num_warps": 8, "num_stages": 3}
-    # with no more registers two programs share a processor, and one's product hides the other's reduction
+    # with few enough registers, two programs share a processor: one multiplies while the other reduces
     return {"BM": 128, "BN": 128, "BK": 64, "num_warps": 8, "num_stages": 3, "maxnreg": 128}
 
 
 def on_device(x: Tensor) -> Any:
-    """The device of x as the current one."""
+    """Context manager that makes the device of x the current one."""
     return torch.cuda.device(x.device) if x.is_cuda else torch.no_grad()

@@ -1,13 +1,13 @@
-"""Learned numbers taken out of a product, so that engines meet numbers they know.
+"""Move learned parameters out of a product, because engines take the parameters of the wide side as constants.
 
-A kernel and the fast paths take the numbers of the wide side (negative, or all pairs) as constants. Where one of these
-is learned, the same loss is written with other factors, by plain autograd around the engine:
+Kernels and fast paths take these parameters (of negative, or all pairs) as constants. If one of them is
+learned, the same loss is written with other factors, with plain autograd around the engine:
 
-    scale       l = f(c·s)           scores of rows that are multiplied by √c, or by c for distances
+    scale       l = f(c·s)           rows are multiplied by √c, or by c for distances
     threshold   l = f(s + b)         the learned `offset` of a `PairForm`
-    gamma       F_γ(l) = γ·F₁(l/γ)   a scale of the losses, and the value times γ
+    gamma       F_γ(l) = γ·F₁(l/γ)   losses are divided by γ, and the value is multiplied by it
 
-The few positive pairs are computed by autograd and carry the rest. What cannot be written so stays as it is, and is
+The few positive pairs are computed by autograd and carry all other parameters. A loss that cannot be rewritten is
 computed by autograd, in strips or dense.
 """
 
@@ -37,12 +37,12 @@ SCOPES = ("batch", "sign", "balanced", "anchor", "anchor_sign", "triplets", "pos
 
 @dataclass(frozen=True, eq=False)
 class Lifted:
-    """A product without learned numbers on its wide side.
+    """A product without learned parameters on its wide side.
 
     Args:
         product: the factors.
-        stretch: what prepared rows are multiplied by; None for nothing.
-        times: what the value is multiplied by; None for nothing.
+        stretch: factor of the prepared rows; None for 1.
+        times: factor of the value; None for 1.
     """
 
     product: Product
@@ -50,19 +50,19 @@ class Lifted:
     times: Tensor | None
 
     def rows(self, rows: Tensor, cols: Tensor) -> tuple[Tensor, Tensor]:
-        """The rows and columns of this product, from prepared ones of the product that was lifted."""
+        """Convert prepared rows and columns of the original product to those of this one."""
         if self.stretch is None:
             return rows, cols
         longer = rows * self.stretch
         return longer, longer if cols is rows else cols * self.stretch
 
     def value(self, value: Tensor) -> Tensor:
-        """The value of the product that was lifted."""
+        """The value of the original product."""
         return value if self.times is None else (value * self.times).to(value.dtype)
 
 
 class Formed(PairLoss, swift=True):
-    """A pair loss of one sign that is its form."""
+    """A pair loss of one sign, defined by its form."""
 
     learns = frozenset({"offset"})
 
@@ -80,7 +80,7 @@ class Formed(PairLoss, swift=True):
 
 
 class Carried(PairLoss, swift=True):
-    """A pair loss of scores and losses in other units, l(s/c)/γ, which is left to autograd."""
+    """A pair loss in rescaled scores and losses, l(s/c)/γ; its gradient is left to autograd."""
 
     def __init__(self, of: PairLoss, scale: Number, gamma: Number) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ class Carried(PairLoss, swift=True):
             of.__dict__, _parameters={}, **{name[3:]: x for name, x in held.items() if name[:3] == "of_"}
         )
         self.parts = twin, held["by_scale"], held["by_gamma"]
-        self.__dict__.update(held, learns=frozenset(held))  # where engines look for what is learned
+        self.__dict__.update(held, learns=frozenset(held))  # engines look here for learned parameters
 
     def forward(self, s: Tensor, sign: int) -> Tensor:
         of, scale, gamma = self.parts
@@ -100,12 +100,12 @@ class Carried(PairLoss, swift=True):
 
 
 def _alias(x: Any) -> Any:
-    """The same number as a node of its own: engines differentiate in each number, of which none may lead to another."""
+    """The same number as a separate autograd node: no number that engines differentiate in may depend on another."""
     return x.view_as(x) if isinstance(x, Tensor) else x
 
 
 def lift(product: Product) -> Lifted | None:
-    """The product without learned numbers on its wide side; None if it has none there, or cannot be written so."""
+    """The product without learned parameters on its wide side; None if it has none there, or cannot be rewritten."""
     if swift(product.parts) or not _known(product):
         return None
     gamma = tensors(product.over_wide).get("gamma")
@@ -133,7 +133,7 @@ def lift(product: Product) -> Lifted | None:
 
 
 def _known(product: Product) -> bool:
-    """Whether all but numbers is as engines expect it, and no part compares scores with a number."""
+    """Whether the loss is of known parts except for its numbers, and no part compares scores with a number."""
     groups, miner = product.groups, product.miner
     rule = getattr(groups, "rule", None)
     plain = swift((product.similarity, groups, product.link)) and touched(product.parts) is None
@@ -143,13 +143,13 @@ def _known(product: Product) -> bool:
 
 
 def _set_per(of: UncertaintySet, gamma: Tensor | None) -> UncertaintySet | None:
-    """The set for losses and a value that are divided by γ; None if there is none, or it learns something else."""
+    """The set for losses and a value divided by γ; None if there is none, or if it has other learned parameters."""
     found = of if gamma is None else of.per(gamma)
     return None if found is None or tensors(found) else found
 
 
 def _lift_form(form: PairForm, gamma: Tensor | None) -> tuple[PairForm, Number] | None:
-    """The form divided by γ, for scores that are multiplied by the second result where that is learned; or None."""
+    """The form divided by γ, and the learned factor that scores are multiplied by (else 1); or None."""
     a, b, outside, power = _numbers(form)
     outside = outside if gamma is None else outside / gamma
     if form.shape == "pace" or isinstance(power, Tensor) or not (isinstance(a, Tensor) or a > 0):
@@ -157,7 +157,7 @@ def _lift_form(form: PairForm, gamma: Tensor | None) -> tuple[PairForm, Number] 
     if form.shape == "softplus":
         if isinstance(outside, Tensor):
             return None
-    else:  # what stands outside goes into the bracket
+    else:  # move the outer factor inside
         inside = outside if form.shape == "line" or power == 1 else outside ** (1 / power)
         a, b, outside = inside * a, inside * b, 1.0
     learnt, stretched = isinstance(b, Tensor), isinstance(a, Tensor)
@@ -173,6 +173,6 @@ def _lift_form(form: PairForm, gamma: Tensor | None) -> tuple[PairForm, Number] 
 
 
 def _numbers(form: PairForm) -> tuple[Any, Any, Any, Any]:
-    """Factor and constant of the score, factor of the loss and power: numbers, or learned ones."""
+    """Factor and constant of the score, factor of the loss, and power: plain or learned."""
     shift = 0.0 if form.offset is None else form.by_offset * form.offset
     return form.a, form.b + shift, form.scale, form.power

@@ -1,7 +1,7 @@
 """Scores of some pairs: from their own rows, from strips of the matrix product, or from the whole matrix.
 
-Scores of few pairs come from their own rows, t·d work; those of many from strips of the product, of which only the
-listed places are kept. Derivatives of any order are the same sums, a few pairs or one strip at a time.
+Few pairs are scored from their own rows, in t·d work; many pairs from strips of the matrix product, of which only the
+listed entries are kept. Derivatives of any order are the same sums, a few pairs or one strip at a time.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from nearfar.similarity import Similarity
 __all__ = ["How", "ListedScores", "cheapest"]
 
 MOST = 3
-"""A list of more than one in so many of all pairs is no smaller than their matrix, which is then made."""
+"""If more than one in `MOST` of all pairs is listed, the list is no smaller than the matrix, which is used then."""
 DEAR = 16
-"""Work of a pair that is scored by itself, in pairs of a matrix product (measured: 16 to 26)."""
+"""Cost of scoring a pair by itself, relative to a pair in a matrix product (measured: 16 to 26)."""
 SMALL = 2**16
-"""A matrix of fewer pairs is made at once: the list must be half as long as otherwise, and strips do not pay."""
+"""Smaller matrices are computed as a whole: strips do not pay, and the list must be half as long as otherwise."""
 SMALL_FOR_TRIPLETS = 2**22
-"""The same for triplets, whose two lists of pairs would take two products in strips."""
+"""The same for triplets, whose two lists of pairs would need two products in strips."""
 CHUNK = 2**18
-"""Entries of the rows [t, d] that are gathered at a time; more of them would leave the processor's cache."""
+"""Entries of the rows [t, d] that are gathered at a time, so that they fit in the processor's cache."""
 CHUNK_ON_GPU = 2**24
-"""The same on a GPU, which would wait for the next call of a shorter one."""
+"""The same on a GPU, where shorter chunks would wait for kernel launches."""
 STRIP = 2**20
 """Entries of a strip of the matrix product."""
 
@@ -39,10 +39,10 @@ How = Literal["rows", "strips", "matrix"]
 
 @dataclass(frozen=True, eq=False)
 class ListedScores:
-    """A matrix of scores [n, m] of which only the entries that are asked for, `scores[rows, cols]`, are made.
+    """A lazy matrix of scores [n, m]: `scores[rows, cols]` computes only these entries.
 
     Args:
-        similarity: makes the scores.
+        similarity: computes the scores.
         rows: [n, d] prepared queries.
         cols: [m, d] prepared references.
         how: each pair from its own "rows", from "strips" of the matrix product, or from the whole "matrix".
@@ -57,7 +57,7 @@ class ListedScores:
     def of(cls, similarity: Similarity, x: Tensor, y: Tensor | None, how: How) -> ListedScores:
         """The scores of raw rows x [n, d] and references y [m, d]."""
         if how == "rows" and (similarity.form is not None or not similarity.shifts):
-            rows = similarity.prepare(x)  # differences of two rows need no common origin
+            rows = similarity.prepare(x)  # differences of rows need no common origin
             return cls(similarity, rows, rows if y is None else similarity.prepare(y), how)
         return cls(similarity, *similarity.prepared(x, y), how)
 
@@ -65,7 +65,7 @@ class ListedScores:
         """The scores [m, m] among the references."""
         if self.cols is self.rows:
             return self
-        # the matrix of all references may be much larger than that of rows and references
+        # the reference matrix may be much larger than that of rows and references
         how: How = "rows" if self.how == "rows" else "strips"
         return ListedScores(self.similarity, self.cols, self.cols, how)
 
@@ -90,7 +90,7 @@ class ListedScores:
 
 
 def cheapest(pairs: int, all_pairs: int, *, triplets: bool = False) -> How:
-    """How to score some pairs of all, by counting operations; a large matrix must not be larger than the list."""
+    """The cheapest way to score some of all pairs, by operation counts; the matrix must not need much more memory."""
     small = all_pairs < (SMALL_FOR_TRIPLETS if triplets else SMALL)
     if (2 * DEAR if small else DEAR) * pairs <= all_pairs:
         return "rows"
@@ -98,7 +98,7 @@ def cheapest(pairs: int, all_pairs: int, *, triplets: bool = False) -> How:
 
 
 def _chunks(d: int, *lists: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Lists [t] in parts of so many entries that their rows [t, d] are CHUNK numbers."""
+    """Split lists [t] into parts whose rows [t, d] have about CHUNK entries."""
     chunk = CHUNK if lists[0].device.type == "cpu" else CHUNK_ON_GPU
     step = max(1, chunk // max(1, d))
     if len(lists[0]) <= step:
@@ -107,7 +107,7 @@ def _chunks(d: int, *lists: Tensor) -> Iterator[tuple[Tensor, ...]]:
 
 
 class _Gaps(torch.autograd.Function):
-    """Distances [t] of rows x[a] and y[j], or their squares, from their differences; a few of them at a time."""
+    """Distances, or squared distances, [t] of rows x[a] and y[j], from their differences, a few at a time."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor | None, a: Tensor, j: Tensor, root: bool) -> Tensor:
@@ -133,7 +133,7 @@ class _Gaps(torch.autograd.Function):
 
 
 class _Dots(torch.autograd.Function):
-    """Products [t] of rows x[a] and y[j]: each by itself, a few at a time, or out of strips of the matrix x yᵀ."""
+    """Products [t] of rows x[a] and y[j], each from its rows, a few at a time, or from strips of the matrix x yᵀ."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor | None, a: Tensor, j: Tensor, strips: bool) -> Tensor:
@@ -173,7 +173,7 @@ def _joined(parts: list[Tensor]) -> Tensor:
 
 
 def _sorted_strips(a: Tensor, j: Tensor, n: int, m: int) -> list[tuple[slice, Tensor, Tensor]]:
-    """Strips of rows, which of the pairs lie in each, and where they lie in its flattened scores."""
+    """Strips of rows, the pairs that lie in each, and their positions in its flattened scores."""
     tall = max(1, STRIP // max(1, m))
     order = a.argsort(stable=True)
     ends = torch.arange(0, n + tall, tall, device=a.device)

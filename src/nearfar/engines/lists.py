@@ -1,11 +1,11 @@
 """Losses of an index tuple: the listed pairs are scored and solved as lists, so that no n x m matrix is made.
 
-The distinct pairs of the tuple are sorted by anchor and stand in a narrow matrix [n, w], with w the most pairs of an
-anchor; its empty places have measure 0. Groups, sets, links and reductions take it as they take the matrix of all pairs
-(a part of a user's own that does not say `swift` gets that one, from the dense engine). An explicit list of triplets is
-scored triplet by triplet.
+The distinct pairs of the tuple are sorted by anchor into a narrow matrix [n, w], where w is the largest number of pairs
+of an anchor; empty places have measure 0. Groups, sets, links and reductions treat it like the matrix of all pairs
+(custom parts without `swift` get that one, from the dense engine). An explicit list of triplets is scored triplet by
+triplet.
 
-A tuple that lists a large part of all pairs is itself larger than the matrix, and goes to the dense engine.
+A tuple that lists a large part of all pairs would be larger than the matrix, and goes to the dense engine.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from nearfar.relations.relation import Relation
 __all__ = ["listed_value", "takes_lists", "valid_rows"]
 
 WASTE, LARGE = 4, 2**18
-"""A matrix with more places than LARGE, and more than WASTE times its pairs, is made in parts of like anchors."""
+"""Matrices with more than LARGE places and more than WASTE places per pair are split by pairs per anchor."""
 GPU_PAIRS = 2**24
-"""Number of all pairs from which lists are used on other devices: they read a few numbers, a dense matrix none."""
+"""Number of all pairs from which lists are used on other devices: they read numbers from the device, dense does not."""
 
 
 def takes_lists(product: Product, indices: tuple[Tensor, ...], relation: Relation, *, asked: bool) -> bool:
     """Whether a call with an index tuple is evaluated as lists; else it is dense.
 
     Args:
-        product: the factors of the loss; each must allow pairs in any order, with absent ones left out, and rows
-            of a few pairs.
+        product: the factors of the loss. Each must allow pairs in any order without the absent ones, and rows of
+            few pairs.
         indices: the tuple.
         relation: of the rows and columns.
-        asked: the user asked for an engine without an n x m matrix.
+        asked: the user requested an engine without an n x m matrix.
     """
     pairs = relation.shape[0] * relation.shape[1]
     if torch.compiler.is_compiling() or product.draws:
@@ -51,7 +51,7 @@ def takes_lists(product: Product, indices: tuple[Tensor, ...], relation: Relatio
         return False
     direct = len(indices) == 3 and product.groups.takes_triplets
     if not direct and cheapest(len(indices[1]) + len(indices[-1]), pairs) == "matrix":
-        return False  # as a matrix the tuple is smaller than as a list
+        return False  # the list would be larger than the matrix
     scope = product.groups.scope
     if (direct and scope != "triplets") or (product.wants_columns and scope != "anchor_sign"):
         return False
@@ -75,10 +75,10 @@ def listed_value(
         product: the factors of the loss.
         x: [n, d] raw rows.
         y: [m, d] raw references; None for the rows themselves.
-        relation: says which rows had pairs before any mining.
+        relation: determines which rows have pairs before mining.
         indices: the tuple.
         once: count a pair once even if it is listed several times.
-        apart: name of a loss that refuses pairs which are listed as positive and as negative, or None.
+        apart: name of a loss that refuses pairs listed both as positive and as negative, or None.
     """
     if len(indices) == 3 and product.groups.takes_triplets:
         how = cheapest(2 * len(indices[0]), relation.shape[0] * relation.shape[1], triplets=True)
@@ -100,7 +100,7 @@ def listed_value(
 
 
 def valid_rows(relation: Relation) -> tuple[Tensor, Tensor]:
-    """Which rows [n] have a positive and a negative pair by the relation; without an n x m matrix."""
+    """Which rows [n] have a positive and which have a negative pair by the relation; without an n x m matrix."""
     plain = relation.plain_labels()
     if plain is None:
         positive, negative = relation.counts()
@@ -122,7 +122,7 @@ def valid_rows(relation: Relation) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True, eq=False)
 class ListedPairs(ScoredPairs):
-    """Listed pairs in a matrix [n, w] whose columns are other references in each row.
+    """Listed pairs as a matrix [n, w]; each row has columns of its own.
 
     Args:
         columns: [n, w] the reference of each pair; 0 in empty places.
@@ -131,10 +131,10 @@ class ListedPairs(ScoredPairs):
     columns: Tensor = field(kw_only=True)
 
     def scores_from(self, place: Tensor) -> Tensor:
-        """Scores [n, p, w] of the listed references `place` [n, p] of each anchor against all that it lists."""
+        """Scores [n, p, w] of the references `place` [n, p] of each anchor with all references listed for it."""
         there = self.cols[self.columns]
         here = self.cols[self.columns.gather(1, place)]
-        if self.similarity.shifts:  # the first reference as origin: distances of near references drown otherwise
+        if self.similarity.shifts:  # take the first reference as origin: rounding would lose distances of near ones
             here, there = here - there[:, :1], there - there[:, :1]
         dots = here @ there.transpose(1, 2)
         if not self.similarity.norms:
@@ -147,7 +147,7 @@ Narrow = Callable[..., ListedPairs]
 
 
 def _narrow(scores: ListedScores, relation: Relation, listing: Listing) -> Narrow:
-    """A function that gives the scores and measures [n, w] of all listed pairs, or those of some anchors."""
+    """A function that returns the scores and measures [n, w] of all listed pairs, or of some anchors."""
     dtype, had = scores.rows.dtype, valid_rows(relation)
     entries = scores[listing.rows, listing.cols]
 
@@ -179,12 +179,12 @@ def _narrow(scores: ListedScores, relation: Relation, listing: Listing) -> Narro
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """Anchors with about as many listed pairs each.
+    """Anchors with about equally many listed pairs.
 
     Args:
-        anchors: [b] which rows they are.
-        members: [v] which of the listed pairs are theirs.
-        listing: these pairs, with anchors numbered from 0 to b - 1.
+        anchors: [b] their row indices.
+        members: [v] indices of their listed pairs.
+        listing: these pairs, with anchors renumbered from 0 to b - 1.
     """
 
     anchors: Tensor
@@ -193,7 +193,7 @@ class Part:
 
 
 def _parts(listing: Listing) -> Iterator[Part]:
-    """Anchors with up to 1, 4, 16, ... pairs, so that at most three in four places of a matrix are empty."""
+    """Group anchors by up to 1, 4, 16, ... pairs, so that at most three in four places of a matrix are empty."""
     counts = torch.bincount(listing.rows, minlength=listing.shape[0])
     size = (counts.clamp_min(1).double().log2() / 2).ceil().long()
     for each in sorted(set(size.tolist())):
@@ -208,7 +208,7 @@ def _parts(listing: Listing) -> Iterator[Part]:
 
 
 def _by_size(product: Product, listing: Listing, whole: Narrow) -> Tensor | None:
-    """The loss from anchors with few pairs and anchors with many, apart; None if groups cannot be put together."""
+    """Compute anchors of similar size together, then merge; None if their groups cannot be merged."""
     groups, parts = product.groups, list(_parts(listing))
     pairs = [keep(product, whole(part)) for part in parts]
     problems = [groups.split(product, each) for each in pairs]
@@ -234,13 +234,13 @@ def _by_size(product: Product, listing: Listing, whole: Narrow) -> Tensor | None
 
 
 def _joined(problems: tuple[Problem, ...]) -> Problem:
-    """One group of the members of several."""
+    """Concatenate the members of several problems of one group."""
     losses, measure = (torch.cat(z, dim=1) for z in zip(*((p.losses, p.measure) for p in problems), strict=True))
     return Problem(problems[0].over, losses, measure, tuple(losses.shape), problems[0].orders)
 
 
 def _with_columns(product: Product, pairs: ScoredPairs, listing: Listing) -> Tensor:
-    """The loss of a link that also reads the negative value of each listed reference, over all anchors that list it."""
+    """The loss of a link that also reads the negative value of each listed reference, over the anchors that list it."""
     positive, wide = halves(product, pairs)
     order = listing.cols.argsort(stable=True)
     names = listing.cols.index_select(0, order)
@@ -248,7 +248,7 @@ def _with_columns(product: Product, pairs: ScoredPairs, listing: Listing) -> Ten
     member = listing.place.index_select(0, order)
 
     def turned(x: Tensor) -> Tensor:
-        """The listed entries of a matrix [n, w] in one [m, width] with a row per reference."""
+        """Transpose listed entries [n, w] to [m, width], with one row per reference."""
         flat = x.new_zeros(pairs.relation.shape[1] * width)
         return flat.index_copy(0, place, x.reshape(-1).index_select(0, member)).reshape(-1, width)
 
@@ -265,15 +265,15 @@ def _with_columns(product: Product, pairs: ScoredPairs, listing: Listing) -> Ten
 
 @dataclass(frozen=True, eq=False)
 class ListedTriplets(ScoredPairs):
-    """An explicit list of triplets; scores are made where they are asked for, pairs are not."""
+    """An explicit list of triplets; scores are computed when needed, pairs never."""
 
     def reference_scores(self) -> Tensor:
-        """Scores among the references, to be indexed."""
+        """Lazy scores among the references."""
         return cast(Tensor, cast(ListedScores, self.scores).of_references())
 
 
 def _triplets(scores: ListedScores, relation: Relation, triplets: tuple[Tensor, Tensor, Tensor]) -> ListedTriplets:
-    """The triplets as `Rule.listed` takes them."""
+    """The triplets in the form that `Rule.listed` takes."""
     none = torch.zeros(0, dtype=torch.bool, device=relation.device)
     return ListedTriplets(
         cast(Tensor, scores),

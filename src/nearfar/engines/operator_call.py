@@ -1,4 +1,4 @@
-"""`OperatorCall`: one call of the operators on `Rows`, with the numbers of the pair losses; values of folded groups."""
+"""`OperatorCall`: runs the operators on `Rows` with the parameters of the pair losses; and values of folded groups."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from nearfar.sets.entropic import KL
 __all__ = ["SCORES", "OperatorCall", "bounds", "fold_of", "group_value", "kind_of"]
 
 SCORES = (-1.01, 1.01), (-4.1, 0.1), (-2.1, 0.1)
-"""Between these lie the scores of unit rows, by similarity, in half precision too."""
+"""Ranges of the scores of unit rows, by similarity, with room for half-precision rounding."""
 HELD = 2**20
-"""Most losses that a set of the largest ones holds in strips: 24 MB with their places."""
+"""Maximum number of losses that strips hold for a top-K set: 24 MB with their positions."""
 
 
 class OperatorCall(Rows):
-    """The operators on the rows and columns of one call.
+    """The operators applied to the rows and columns of one call.
 
     Args: see `finish`.
     """
@@ -43,13 +43,13 @@ class OperatorCall(Rows):
         self.floor: Tensor | None = None
         self.high, self.full = math.inf, 0
         self.had_negative: Tensor | None = None
-        """Known before the fold where there is a miner."""
+        """Set before the fold if there is a miner."""
         miner = self.product.miner
         if miner is not None and not self.product.draws and self.narrow is not None:
             self._mine(miner)
 
     def _mine(self, miner: Miner) -> None:
-        """Keep the positive pairs that the miner keeps, and note between which scores it keeps negative ones."""
+        """Keep the positive pairs that the miner keeps, and store the score window in which it keeps negative ones."""
         assert self.measure is not None  # noqa: S101
         line, probe = PairForm("line", 1.0, 0.0), miner.window(torch.ones(1, 1), torch.ones(1, 1) > 0, torch.ones(1))
         assert probe is not None  # noqa: S101 - see plan.py
@@ -57,7 +57,7 @@ class OperatorCall(Rows):
         near = self.near.detach()
         if probe.most is not None:
             if self.given & 4:
-                raise RefusalError  # they are counted by their weights
+                raise RefusalError  # mined positives are counted by their weights
             spec, _ = self.spec(self.product.negative, "negative", form=line, half=0)
             ranked, _ = operators.rank(self.rows, self._columns, self.pairs, *spec.lists(), near.shape[1])
             top = ranked[:, 0]
@@ -66,7 +66,7 @@ class OperatorCall(Rows):
         self.had_negative = top > -torch.inf
         window = miner.window(near, self.measure, top.to(near.dtype))
         assert window is not None  # noqa: S101 - see plan.py
-        kept = window.positive | torch.isnan(near)  # NaN is kept and shows
+        kept = window.positive | torch.isnan(near)  # NaN is kept, so that it shows in the loss
         self.measure = self.measure & kept if self.measure.dtype == torch.bool else self.measure * kept
         low = -math.inf if window.low is None else window.low
         if window.most is not None:
@@ -79,28 +79,28 @@ class OperatorCall(Rows):
 
     @property
     def had_positive(self) -> Tensor:
-        """Which rows [n] had a positive pair before any mining."""
+        """Which rows [n] had a positive pair before mining."""
         assert self.narrow is not None  # noqa: S101
         return (self.narrow.measure > 0).any(dim=1)
 
     @property
     def learns(self) -> bool:
-        """Whether a gradient of rows or columns is asked for."""
+        """Whether a gradient of rows or columns is needed."""
         return torch.is_grad_enabled() and (self.rows.requires_grad or self.cols.requires_grad)
 
     def scores(self, place: Tensor) -> Tensor:
-        """Scores [n, P] of each row with the columns `place` [n, P], with their gradient."""
+        """Scores [n, P] of each row and its columns `place` [n, P], with gradient."""
         spec, _ = self.spec(self.product.negative, "negative", form=PairForm("line", 1.0, 0.0), given=0)
         found: Tensor = operators.near(self.rows, self._columns, place, self.rest, *spec.lists())
         if self.strips or not self.similarity:
             return found
-        found = found.double() if self.rest else found  # a margin less a small distance keeps it
+        found = found.double() if self.rest else found  # keeps the digits of a margin minus a small distance
         zero = found.new_zeros(())
         return self.product.similarity.finish(zero, found, zero)
 
     @property
     def near(self) -> Tensor:
-        """Scores [n, P] of the positive pairs."""
+        """Scores [n, P] of the positive pairs, computed once."""
         assert self.narrow is not None  # noqa: S101
         if self._near is None:  # not `cached_property`: before Python 3.12 it has a lock, which cannot be compiled
             self._near = self.scores(self.narrow.place)
@@ -109,7 +109,7 @@ class OperatorCall(Rows):
     def spec(
         self, pair: PairLoss, side: str, *, sign: int = 0, form: PairForm | None = None, **more: Any
     ) -> tuple[Spec, PairForm]:
-        """The numbers of an operator call on one side of the rows."""
+        """The numeric arguments of an operator that handles one side of the rows."""
         form = form or pair.form(sign or (+1 if side == "positive" else -1))
         assert form is not None  # noqa: S101 - see plan.py
         given = {"itself": self.itself, "given": self.given, "half": int(self.symmetric and not self.full)}
@@ -127,18 +127,18 @@ class OperatorCall(Rows):
         whole: bool = False,
         **more: Any,
     ) -> list[Tensor]:
-        """Fold one side of each row (`turned`: of each column), by the pair loss of a sign if it is not that side's.
+        """Fold one side of each row, or of each column.
 
         Args:
             side: "negative", "positive" or "all".
-            of: the set.
+            of: the uncertainty set.
             fold: its fold.
-            turned: fold columns in place of rows.
-            sign: of the pair loss.
+            turned: fold columns instead of rows.
+            sign: use the pair loss of this sign instead of the side's own.
             whole: all rows are one group.
-            more: further numbers of the `Spec`.
+            more: further fields of the `Spec`.
 
-        Returns: see `operators.fold`; t, Σ w, number of members, level, norm, Σ p·l.
+        Returns: t, Σ w, number of members, level, norm and Σ p·l; see `operators.fold`.
         """
         sign = sign or (+1 if side == "positive" else -1)
         pair = self.product.positive if sign > 0 else self.product.negative
@@ -160,9 +160,9 @@ class OperatorCall(Rows):
         return list(found[:6])
 
     def _turn(self) -> tuple[Tensor, Tensor, list[Tensor], int]:
-        """Columns as rows, rows as columns, and the vectors of these pairs."""
+        """Transpose: columns as rows, rows as columns, and the vectors of these pairs."""
         if (self.layout.itself == POSITION_THEN_ID and not self.square) or self.layout.near is not None:
-            raise RefusalError  # a sample is known by its position among the columns
+            raise RefusalError  # samples are identified by their position among the columns
         found = self.layout.turn()
         if not self.strips:
             return self.cols, self.rows, found.tensors(), found.given
@@ -170,10 +170,10 @@ class OperatorCall(Rows):
         return self.cols, self.rows, turned.tensors(), turned.given
 
     def _level(self, form: PairForm, fold: Fold) -> dict[str, Any]:
-        """The shift for exp: the midpoint of the loss range if the type holds it, else the largest loss of each row.
+        """The shift for exp: the midpoint of the loss range if the dtype holds it, else the largest loss of each row.
 
-        Sums of e^z - 1 are needed only where all z may be near 0, because γ is larger than what losses differ by. Where
-        values are compared with 0, a row of zeros must give exactly 0: its exponentials are then 1 around 0.
+        Sums of e^z - 1 are only needed if all z may be near 0, because γ exceeds the range of the losses. If values are
+        compared with 0, a row of zeros must give exactly 0: the shift is then 0, or else the largest loss of the row.
         """
         compared = self.product.reduction == "nonzero"
         unbounded = form.offset is not None and not self.strips
@@ -191,9 +191,9 @@ class OperatorCall(Rows):
         return {"exp": 1, "level": 0.5 * (least + most), "flat": int(fold.normalized and most - least < fold.gamma)}
 
     def hardest(self, side: str, pair: PairForm | None = None, *, values: bool = False) -> tuple[Tensor, Tensor]:
-        """Scores [n, 1] of the member with the largest loss of each row, and which rows [n] have one.
+        """Scores [n, 1] of each row's member with the largest loss, and which rows [n] have one.
 
-        With `values`, the largest losses [n] alone, -inf where a row has none.
+        With `values`, only the largest losses [n], -inf for a row without members.
         """
         pair = pair or _order(self.product.negative)
         spec, form = self.spec(self.product.negative, side, form=pair, high=self.high, whole=int(values))
@@ -202,34 +202,34 @@ class OperatorCall(Rows):
         top, place, ties = operators.hardest(self.rows.detach(), columns, self.pairs, self.floor, offset, *spec.lists())
         if values and self.strips:
             return top, top > -torch.inf
-        if self.strips:  # ties share the weight, which the plain definition knows how to do
+        if self.strips:  # only the plain definition splits the weight between ties
             self.refuse_if((ties > 1).any())
         scores = self.scores(place[:, None])
         there = top > -torch.inf
         return (torch.where(there, scores.detach()[:, 0], -torch.inf), there) if values else (scores, there)
 
     def top(self, fold: Fold, members: Tensor) -> tuple[Tensor, Tensor]:
-        """Losses [1, c] of the hardest negative pairs of the batch, at least all that may count, and which are real.
+        """Losses [1, c] of the hardest negative pairs (all that can carry weight), and which are not padding.
 
         Args:
-            fold: says how many of the group's members may carry weight.
+            fold: limits how many members of the group can carry weight.
             members: measure of the group.
         """
         if torch.compiler.is_compiling() or self.given & 4:
-            raise RefusalError  # values are read; K counts weights
+            raise RefusalError  # reads values; K counts weights
         once, m = int(self.symmetric), len(self.cols)
         spec, form = self.spec(self.product.negative, "negative", form=_order(self.product.negative), half=2 * once)
         k = fold.most * float(self.orders) + fold.fraction * (float(members) if fold.fraction else 0.0)
         if not self.strips and not once:
-            k = 2 * fold.most  # without reading `orders`
+            k = 2 * fold.most  # avoids reading `orders` from the device
         count = max(1, min(math.ceil(k / (1 + once)), len(self.rows) * m))
-        if self.strips:  # a radix search needs no memory
+        if self.strips:  # a radix search needs less memory
             self.refuse_if(count > HELD)
         offset = None if form.offset is None else form.offset.detach()
         columns = None if self.square else self.cols.detach()
         place = operators.top(self.rows.detach(), columns, self.pairs, offset, *spec.lists(), count)
         if not len(place) and not self.strips:
-            raise RefusalError  # too many lie close together
+            raise RefusalError  # too many losses are nearly tied
         scores = ListedScores(self.product.similarity, self.rows, self.cols, "rows")[place // m, place % m]
         losses = self.product.negative(scores, -1)[None].repeat(1, 1 + once)
         there = torch.ones_like(losses, dtype=torch.bool)
@@ -244,9 +244,9 @@ class OperatorCall(Rows):
 
 
 def _order(pair: PairLoss) -> PairForm | None:
-    """What ranks negative pairs as their losses do: the score itself, where a loss never falls with it; else None.
+    """A form that ranks negative pairs by their losses: the score itself if the loss increases with it; else None.
 
-    Losses of 0 under a hinge are tied, and their scores are not.
+    Losses of 0 under a hinge are tied although their scores are not.
     """
     form = pair.form(-1)
     rises = form is not None and form.shape != "pace" and form.a * form.scale > 0
@@ -254,9 +254,9 @@ def _order(pair: PairLoss) -> PairForm | None:
 
 
 def bounds(form: PairForm, least: float, most: float) -> tuple[float, float]:
-    """The least and the largest loss of scores between these two, without an offset."""
+    """The smallest and largest loss for scores in this range, without an offset."""
     places = [least, most]
-    if form.shape == "pace":  # the others are monotone; this one has a corner and a vertex
+    if form.shape == "pace":  # the other shapes are monotone; this one has a corner and a vertex
         corner = -form.b / form.a
         places += [s for s in (corner, 0.5 * (form.center + corner)) if least <= s <= most]
     losses = [_number(form, s) for s in places]
@@ -264,7 +264,7 @@ def bounds(form: PairForm, least: float, most: float) -> tuple[float, float]:
 
 
 def _number(form: PairForm, s: float) -> float:
-    """`PairForm.value` of one score, without an offset; a number, which `torch.compile` can know."""
+    """`PairForm.value` of one score, without an offset, as a float that `torch.compile` can treat as constant."""
     z = form.a * s + form.b
     if form.shape == "line":
         return form.scale * z
@@ -278,10 +278,10 @@ def _number(form: PairForm, s: float) -> float:
 def group_value(
     of: UncertaintySet, fold: Fold, losses: Tensor | None, measure: Tensor | None, t: Tensor, size: Tensor
 ) -> Tensor:
-    """Values [g] of groups made of single members [g, k] and of folded ones: t and Σ w [g, v]; float64.
+    """Values [g] of groups of single members [g, k] and folded members (t and Σ w, [g, v]); float64.
 
-    Folded members of an exponential fold are one member of the loss t and the weight Σ w. `KL` then gives exactly 0
-    where all losses are 0, so that `reduction="nonzero"` leaves such a group out.
+    An exponential fold is treated as one member with loss t and weight Σ w. `KL` then gives exactly 0
+    if all losses are 0, so that `reduction="nonzero"` leaves the group out.
     """
     l, w = [over(t, size) if fold.kind == "sum" else t], [size]
     if losses is not None and measure is not None:
@@ -297,13 +297,13 @@ def group_value(
 
 
 def fold_of(of: UncertaintySet) -> Fold:
-    """The fold of a set that has one."""
+    """The fold of a set that is known to have one."""
     fold = of.fold()
     assert fold is not None  # noqa: S101 - see plan.py
     return fold
 
 
 def kind_of(of: UncertaintySet) -> str | None:
-    """The kind of a set's fold; None where it has none."""
+    """The kind of a set's fold; None if it has none."""
     fold = of.fold()
     return None if fold is None else fold.kind

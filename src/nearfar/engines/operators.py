@@ -1,12 +1,12 @@
-"""The operators of the engine, registered with torch.library; strips.py and cuda.py compute them.
+"""The operators of the engine, registered with torch.library and implemented by strips.py and cuda.py.
 
     fold      t [n]: Σ w·l of each row, or γ·log (Σ w·e^{l/γ} / Σ w)      its backward is `weigh`
     hardest   the column of each row's largest loss
-    top       the places of the K largest losses of all rows
+    top       the positions of the K largest losses of all rows
     triplets  Σ l over the triplets of each row                          its backward is `weigh_triplets`
-    near      scores of each row with P columns of its own
+    near      scores of each row and P columns of its own
 
-`torch.compile` sees each as one node. The last arguments of an operator are the two lists of a `Spec`.
+`torch.compile` sees each as one node. The last two arguments of each operator are the lists of a `Spec`.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ def _work(
 
 
 class Operator:
-    """A registered operator; strips are called without torch.library, which takes some 100 us a call.
+    """A registered operator; for strips it is called without torch.library, whose overhead is about 100 us a call.
 
     Args:
-        registered: made by `torch.library.custom_op`.
-        keep: keeps what `pull` needs, as `setup_context` of `register_autograd`; None without a gradient.
-        pull: gradients of the inputs from those of the results.
+        registered: the result of `torch.library.custom_op`.
+        keep: saves tensors for `pull`, like `setup_context` of `register_autograd`; None without a gradient.
+        pull: computes the gradients of the inputs from those of the outputs.
     """
 
     def __init__(self, registered: Any, keep: Any = None, pull: Any = None) -> None:
@@ -67,13 +67,13 @@ class Operator:
         self.plain = Function.apply
 
     def __call__(self, *given: Any) -> Any:
-        """Apply the operator; the last arguments are the lists of a `Spec`."""
+        """Apply the operator; the last two arguments are the lists of a `Spec`."""
         codes = next(x for x in reversed(given) if isinstance(x, list))
         return (self.plain if codes[STRIPS] and not torch.compiler.is_compiling() else self.registered)(*given)
 
 
 def _apart(found: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Results that share no memory, as an operator's must; the small ones are copied."""
+    """Make outputs that share no memory, as an operator must; copies the small ones."""
     return tuple(x.clone() if x.ndim == 1 else x for x in found)
 
 
@@ -95,11 +95,11 @@ def _fold(
     numbers: Sequence[float],
     codes: Sequence[int],
 ) -> Nine:
-    """Numbers [n] of each row, and where all rows are one group (`Spec.whole`) gradients up to a factor.
+    """Fold each row to numbers [n]; if all rows are one group (`Spec.whole`), also compute gradients up to a factor.
 
     Returns:
-        t; Σ w; number of members; level; Σ w·e^{(l - level)/γ}; Σ p·l; gradients of rows, columns and offset, or what
-        is kept for `weigh` and two that are empty. With moments: Σ w·∫p dl; Σ w and number of members above the level;
+        t; Σ w; number of members; level; Σ w·e^{(l - level)/γ}; Σ p·l; gradients of rows, columns and offset, or one
+        saved tensor and two empty ones for `weigh`. With moments: Σ w·∫p dl; Σ w and number of members above the level;
         their least loss; Σ w(l - about) and Σ w(l - about)²; gradients.
     """
     return _apart(_work(numbers, codes, rows, cols, pairs, floor, offset).fold())  # type: ignore[return-value]
@@ -124,7 +124,7 @@ def _weigh(
     numbers: Sequence[float],
     codes: Sequence[int],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of rows, columns (empty where they are the rows) and offset, from dF/dt and what `fold` kept."""
+    """Gradients of rows, columns (empty if they are the rows) and offset, given dF/dt and what `fold` saved."""
     work = _work(numbers, codes, rows, cols, pairs, floor, offset)
     found: tuple[Tensor, Tensor, Tensor] = work.weigh(level, norm, pull, kept)
     return found
@@ -147,7 +147,7 @@ def _keep_fold(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) ->
 
 
 def _check_once() -> None:
-    """Refuse second derivatives, which would be wrong without a word."""
+    """Raise an error for second derivatives, which would be silently wrong."""
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():
         raise RuntimeError(
             'engine="fused" has no second derivative, which create_graph=True asks for; use engine="dense".'
@@ -157,7 +157,7 @@ def _check_once() -> None:
 def _pull_fold(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
     _check_once()
     rows, cols, floor, offset, level, norm, *more = ctx.saved_tensors
-    if ctx.whole:  # dF/dt over its norm is the same number for all rows that have members
+    if ctx.whole:  # dF/dt divided by the norm is the same for all rows with members
         spec = Spec.read(ctx.numbers, ctx.codes)
         pull = grads[0] if spec.exp in (0, 3) else torch.where(norm > 0, grads[0] / norm, 0.0)
         found = [x * pull[pull.abs().argmax()].to(x.dtype) for x in more]
@@ -184,9 +184,9 @@ def _hardest(
     numbers: Sequence[float],
     codes: Sequence[int],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The largest loss of each row (-inf where it has no member), its column, and how many are tied at it.
+    """The largest loss of each row (-inf without members), its column, and the number of members tied at it.
 
-    With `Spec.whole` the largest loss alone.
+    With `Spec.whole`, only the largest loss.
     """
     found: tuple[Tensor, Tensor, Tensor] = _work(numbers, codes, rows, cols, pairs, floor, offset).hardest()
     return found
@@ -209,7 +209,7 @@ def top(
     codes: Sequence[int],
     count: int,
 ) -> Tensor:
-    """Places row·m + col of the largest losses of all rows, at least `count` where there are so many; reads values."""
+    """Positions row·m + col of the largest losses of all rows, at least `count` if there are so many; reads values."""
     found: Tensor = _work(numbers, codes, rows, cols, pairs, None, offset).candidates(count)
     return found
 
@@ -222,7 +222,7 @@ def rank(
     codes: Sequence[int],
     count: int,
 ) -> tuple[Tensor, Tensor]:
-    """The `count` largest losses of each row, -inf where it has fewer, and their columns; in strips alone."""
+    """The `count` largest losses of each row, padded with -inf, and their columns; strips only."""
     columns = None if cols is None else cols.detach()
     found: tuple[Tensor, Tensor] = _work(numbers, codes, rows.detach(), columns, pairs).ranks(count)
     return found
@@ -237,7 +237,7 @@ def draw(
     chance: Callable[[Tensor], Tensor],
     spots: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Columns drawn for each row by the log-odds of their scores, see `Strips.draw`; in strips alone."""
+    """Draw columns for each row by the log-odds of their scores, see `Strips.draw`; strips only."""
     found: tuple[Tensor, Tensor] = _work(numbers, codes, rows, cols, pairs).draw(chance, spots)
     return found
 
@@ -256,8 +256,8 @@ def _triplets(
 ) -> Six:
     """Σ l, Σ w and number of negatives of each row; Σ dl/ds of each positive [n, P]; gradients.
 
-    Positive pairs come as their scores, columns `place` and measure `real` [n, P]. Strips take the scores from the
-    tile, so that equal scores are equal to the last bit.
+    Positive pairs are given by their scores, columns `place` and measure `real` [n, P]. Strips take the scores from
+    the tile instead, so that equal scores are equal to the last bit.
     """
     return _apart(_work(numbers, codes, rows, cols, pairs, None, offset).triplets(scores, place, real))  # type: ignore[return-value]
 
@@ -281,7 +281,7 @@ def _weigh_triplets(
     numbers: Sequence[float],
     codes: Sequence[int],
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of rows and columns through the scores of the negatives."""
+    """Gradients of rows and columns with respect to the scores of negatives."""
     work = _work(numbers, codes, rows, cols, pairs, None, offset)
     found: tuple[Tensor, Tensor] = work.weigh_triplets(scores, place, real, coef)
     return found
@@ -331,9 +331,9 @@ def _near(
     numbers: Sequence[float],
     codes: Sequence[int],
 ) -> Tensor:
-    """Scores [n, P] of rows [n, d] with the columns `place` [n, P] of cols [m, d] (None: the rows).
+    """Scores [n, P] of rows [n, d] and columns `place` [n, P] of cols [m, d] (None: of the rows).
 
-    By kernels: products, or squares of distances made of differences, with `rest` added to rows and columns first.
+    Kernels give products, or squared distances computed from differences after adding `rest` to rows and columns.
     """
     spec = Spec.read(numbers, codes)
     if spec.strips:
@@ -357,7 +357,7 @@ def _near_back(
     numbers: Sequence[float],
     codes: Sequence[int],
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of rows and columns (empty where they are the rows) from those of what `near` found."""
+    """Gradients of rows and columns (empty if the columns are the rows), given those of the outputs of `near`."""
     spec = Spec.read(numbers, codes)
     if spec.strips:
         return Strips(spec, rows, cols, [place, place]).near_back(place, found, slope)

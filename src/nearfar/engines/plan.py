@@ -1,11 +1,11 @@
-"""`Plan`: how a loss is computed, made once for its factors and kept until one of them changes.
+"""`Plan`: how a loss is computed; made once for its factors, and again when one of them changes.
 
-    fold      scores -> pair losses -> one number of each row's many pairs (negative, or all)
+    fold      scores -> pair losses -> one number per row for its many pairs (negative, or all)
     finish    plain autograd on [n] and [n, P]: the few positive pairs, set, link, reduction
-    weigh     back from that number: weight x slope of each pair -> gradients of the rows
+    weigh     backward from that number: weight x slope of each pair -> gradients of the rows
 
-A loss that can be folded runs on the operators (operators.py), any other in strips by its plain definition
-(generic.py), and where strips cannot serve, dense. A part says what it can do; nothing here asks what its type is.
+A loss that can be folded runs on the operators (operators.py), others in strips by their plain definition
+(generic.py), or dense if strips do not support them. Parts describe what they support; no code here tests their type.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ SCOPES = ("batch", "sign", "balanced", "anchor", "anchor_sign", "triplets", "pos
 
 @dataclass(frozen=True)
 class Plan:
-    """How a loss is computed; printed in symbols.
+    """How a loss is computed; `str` shows it in symbols.
 
     Args:
         text: the factors in symbols, line by line.
-        refused: the part that keeps the loss from the operators, and why; None where they serve.
-        kernels: why the operators' kernels on a GPU do not serve; None where they do.
-        strips: why it cannot be computed in strips either, and is always dense; None where it can.
+        refused: the part that rules out the operators, and why; None if they support the loss.
+        kernels: why the GPU kernels of the operators do not support it; None if they do.
+        strips: why strips do not support it either, so that it is always dense; None if they do.
     """
 
     text: tuple[str, ...]
@@ -57,24 +57,24 @@ class Plan:
 
 
 def plain_parts(product: Product) -> bool:
-    """Whether all parts allow shortcuts, and nothing was changed on their objects."""
+    """Whether all parts allow shortcuts, and none was modified on its instance."""
     return swift(product.parts) and touched(product.parts) is None
 
 
 def make_plan(product: Product) -> Plan:
-    """The plan of a product."""
+    """Make the plan of a product."""
     refused = _refuse(product)
     return Plan(_describe(product), refused, refused or _refuse_kernels(product), _refuse_strips(product))
 
 
 def window_of(miner: Miner | None) -> Window | None:
-    """The window that a miner gives to one pair, which tells its kind; None if it gives none, or there is no miner."""
+    """The window of scores that a miner keeps for a single pair; None if it has none, or if there is no miner."""
     one = torch.ones(1, 1)
     return None if miner is None else miner.window(one, one > 0, one[0])
 
 
 def _refuse(product: Product) -> str | None:
-    """The part that keeps a loss from the operators, and why; None where they serve."""
+    """The part that rules out the operators, and why; None if they support the loss."""
     for part in product.parts:
         if part is not None and not swift((part,)):
             return f"{type(part).__name__} allows no shortcut"
@@ -142,7 +142,7 @@ def _refuse_triplets(product: Product, fold: Fold) -> str | None:
 
 
 def _refuse_kernels(product: Product) -> str | None:
-    """Why the kernels on a GPU do not serve a loss that the operators can compute, or None."""
+    """Why the GPU kernels do not support a loss that the operators support, or None."""
     fold, rule, window = product.over_wide.fold(), getattr(product.groups, "rule", None), window_of(product.miner)
     if product.draws:
         return "pairs are drawn"
@@ -229,13 +229,13 @@ def _pair(pair: Any, sign: int) -> str:
 
 
 def _factor(x: Any) -> str:
-    """A number in front of another one: nothing for 1, a sign for -1."""
+    """A number as a factor: nothing for 1, a minus sign for -1."""
     signs = {1: "", -1: "-"}
     return signs[x] if not isinstance(x, torch.Tensor) and x in signs else f"{_number(x)}·"
 
 
 def _term(x: Any, sign: int = 1) -> str:
-    """A number that is added, with its sign: nothing for 0."""
+    """A number as a signed summand: nothing for 0."""
     if isinstance(x, torch.Tensor):
         return " + (learned)" if sign > 0 else " - (learned)"
     x = sign * x

@@ -1,10 +1,10 @@
-"""Small batches on a GPU: the default call records itself as a CUDA graph and replays it.
+"""Small batches on a GPU: the default call is recorded as a CUDA graph and replayed.
 
-A loss of 128 rows is some 200 short kernels, and starting them takes longer than their work. After `WAIT` calls with
+A loss of 128 rows runs some 200 short kernels, and launching them takes longer than their work. After `WAIT` calls with
 equal shapes and settings, forward and backward are recorded once; later calls copy their rows into the recording,
-start it, and copy value and gradients out. Nothing else changes: the numbers are those of the dense engine, a setting
-that changes makes another recording, and create_graph=True computes again by plain autograd. engine="dense" never
-records, nor does a loss with a class, part or hook of one's own, which may do what a recording cannot repeat.
+replay it, and copy value and gradients out. The results are those of the dense engine. A changed setting makes a new
+recording, and create_graph=True recomputes by plain autograd. engine="dense" is never recorded, nor is a loss with
+a custom class, part or hook, which may do something that a recording cannot repeat.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ from nearfar.sets.base import UncertaintySet
 __all__ = ["DEVICES", "Replays", "replayed", "settings", "widest"]
 
 WAIT = 3
-"""Calls with the same shapes before one is recorded."""
+"""Number of calls with the same shapes before one is recorded."""
 NEVER = -1
-"""In place of the number of calls: the recording failed."""
+"""Replaces the number of calls after a failed recording."""
 MOST = 8
-"""Recordings of one loss; the one that was used least lately goes first."""
+"""Maximum number of recordings of a loss; the least recently used is dropped first."""
 PAIRS = 2**22
-"""Pairs n·m up to which a call is recorded: the dense engine's matrices stay in the recording's memory."""
+"""Largest n·m of a recorded call: the dense engine's matrices stay in the recording's memory."""
 TRIPLETS = 2**24
-"""The same for n·m·m of losses over triplets."""
+"""The same for n·m·m in losses over triplets."""
 FUSED = 2**31
-"""Pairs up to which a call of the fused engine is recorded; beyond them its kernels take longer than their start."""
+"""Largest number of pairs of a recorded fused call; beyond it kernels take longer than their launch."""
 DEVICES = frozenset({"cuda"} if RECENT else ())
 TENSORS = frozenset({Tensor, nn.Parameter})
 BASES = frozenset({object, ABC, Generic, Protocol, nn.Module})
 KNOWN: WeakKeyDictionary[type[Any], bool] = WeakKeyDictionary()
-"""Classes, and whether they and all their bases are ours."""
+"""Classes, and whether they and all their bases are nearfar's."""
 CHANGING = frozenset({"training", "_warned", "_deferred", "_replays", "_cached", "_maker"})
-"""Attributes of a loss that say nothing about its value."""
+"""Attributes of a loss that do not affect its value."""
 
 Given = tuple[Tensor | None, ...]
 Run = Callable[[Any, Given], Tensor]
@@ -60,11 +60,11 @@ Run = Callable[[Any, Given], Tensor]
 
 
 def replayed(loss: Any, core: Any, call: Any) -> Tensor | None:
-    """The value of a call by a recording; None where it is to be computed.
+    """The value of a call by a recording; None if the call must be computed as usual.
 
     Args:
-        loss: the loss that was called; its `_value` computes a call.
-        core: the product in it, whose engine and groups say whether a recording is worth its memory.
+        loss: the loss that was called; its `_value` computes the value.
+        core: the product in it; its engine and groups decide whether a recording is worth its memory.
         call: the arguments.
     """
     given = (call.embeddings, call.labels, call.ref_emb, call.ref_labels, call.ids, call.ref_ids)
@@ -79,7 +79,7 @@ def replayed(loss: Any, core: Any, call: Any) -> Tensor | None:
     told = None if large is None else settings(loss, product.parts, device)
     if told is None:
         return None
-    # how many positives a row has chooses the sizes of what is gathered: read before, as it cannot be in a recording
+    # the number of positives per row determines tensor sizes, so it is read before recording
     width = widest(call.labels, call.labels if call.ref_labels is None else call.ref_labels) if large else None
     shapes = tuple(None if x is None else (x.shape, x.dtype, x.requires_grad) for x in given)
     key = (told, shapes, width, torch.is_grad_enabled(), *_modes(call.embeddings))
@@ -98,7 +98,7 @@ def replayed(loss: Any, core: Any, call: Any) -> Tensor | None:
 
 
 def _large(loss: Any, core: Any, call: Any, product: Product, plan: Plan) -> bool | None:
-    """Whether a call must know its widest row before it is recorded; None where it is not recorded."""
+    """Whether a call must know its largest number of positives before it is recorded; None if it is not recorded."""
     n, m = len(call.embeddings), max([len(call.reference), *(len(x) for x in loss.parameters() if x.ndim)])
     if product.draws or core.engine not in ("auto", "fused") or not n * m:
         return None
@@ -116,19 +116,19 @@ def _large(loss: Any, core: Any, call: Any, product: Product, plan: Plan) -> boo
 
 
 def reads_device(of: UncertaintySet) -> bool:
-    """Whether the fused engine reads from the device how many members count: not in a recording."""
+    """Whether the engine reads from the device how many members count, which a recording cannot do."""
     fold = of.fold()
     return fold is not None and fold.kind == "top"
 
 
 def widest(labels: Tensor, others: Tensor) -> int:
-    """The most columns that share a row's label, itself among them; reads from the device."""
+    """The largest number of columns with a row's label, including its own; reads from the device."""
     ranked = others.sort().values
     return max(1, int((torch.searchsorted(ranked, labels, right=True) - torch.searchsorted(ranked, labels)).amax()))
 
 
 def _watched() -> bool:
-    """Whether somebody looks at single operations, or records them already."""
+    """Whether anomaly mode, hooks or dispatch modes observe single operations, or a capture is in progress."""
     return (
         torch.is_anomaly_enabled()
         or hooked_globally()
@@ -141,14 +141,14 @@ def _watched() -> bool:
 
 
 def _modes(x: Tensor) -> tuple[Hashable, ...]:
-    """Settings of torch that choose kernels, and the stream."""
+    """Torch settings that affect the choice of kernels, and the stream."""
     stream = torch.cuda.current_stream(x.device).cuda_stream if x.is_cuda else 0
     kernels = uses_tf32(), torch.are_deterministic_algorithms_enabled()
     return x.device, stream, torch.is_inference_mode_enabled(), *kernels
 
 
 class Replays:
-    """The recordings of one loss. A copy of the loss begins without them."""
+    """The recordings of one loss; a copy of the loss starts without any."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[Hashable, int | Recording] = OrderedDict()
@@ -161,13 +161,13 @@ class Replays:
         return Replays, ()
 
     def value(self, key: Hashable, run: Run, loss: nn.Module, given: Given) -> Tensor | None:
-        """The value `run(loss, given)` by a recording; None while there is none, and where another thread uses it.
+        """The value `run(loss, given)` by a recording; None if there is none yet, or another thread uses it.
 
         Args:
-            key: equal for calls that differ in the numbers of `given` and of the loss's parameters alone.
+            key: equal for calls that differ only in the values of `given` and of the loss's parameters.
             run: computes the value, a 0-dim tensor.
             loss: the loss.
-            given: the tensors of a call; the first is the embeddings.
+            given: the tensors of a call, the embeddings first.
         """
         if not self._lock.acquire(blocking=False):
             return None
@@ -183,7 +183,7 @@ class Replays:
             self._lock.release()
 
     def _recording(self, key: Hashable, run: Run, loss: nn.Module, given: Given) -> Recording | None:
-        """The recording of this key, made if it came often enough; one that fails is not tried again."""
+        """The recording for this key, made once the key came often enough; after a failure it is not tried again."""
         found = self._known.get(key, 0)
         if isinstance(found, int) and found != NEVER:
             found += 1
@@ -209,7 +209,7 @@ def _tried(run: Run, loss: nn.Module, given: Given) -> Recording | int:
 
 
 class Recording:
-    """Forward and backward of one call, recorded on copies of its tensors, by a twin of the loss."""
+    """Forward and backward of one call, recorded with copies of its tensors and a twin of the loss."""
 
     def __init__(self, run: Run, loss: nn.Module, given: Given) -> None:
         wanted = torch.is_grad_enabled()
@@ -219,10 +219,10 @@ class Recording:
         self.leaves = [
             place for place, x in enumerate((*given, *learned)) if wanted and x is not None and x.requires_grad
         ]
-        """Which of the tensors, given and learned, have a gradient."""
+        """Indices of the tensors, given and learned, that need a gradient."""
 
         def body() -> tuple[Tensor, tuple[Tensor | None, ...]]:
-            # gradients are float32 at least, so that a scaled loss is scaled before they are rounded
+            # gradients are at least float32, so that a scaled loss is scaled before rounding
             rows = [_leaf(x, place in self.leaves) for place, x in enumerate(self.given)]
             every = (*rows, *learned)
             with torch.set_grad_enabled(bool(self.leaves)):
@@ -234,12 +234,12 @@ class Recording:
 
         like = self.given[0]
         assert like is not None  # noqa: S101 - the embeddings
-        # a replay draws by itself: the body that runs here must not, and a recording that fails must not either
+        # a replay advances the random state by itself: neither this run of the body nor a failed recording may
         with torch.random.fork_rng([like.device] if like.is_cuda else []):
             self.start, (self.found, self.slopes) = record(body, like)
 
     def replay(self, given: Given) -> tuple[Tensor, list[Tensor | None]]:
-        """Value and gradients of other tensors of the same shapes."""
+        """Value and gradients for other tensors of the same shapes."""
         with torch.no_grad():
             for mine, x in zip(self.given, given, strict=True):
                 if mine is not None and x is not None:
@@ -249,22 +249,22 @@ class Recording:
 
 
 def _learned(loss: nn.Module) -> list[Tensor]:
-    """The parameters that have a gradient."""
+    """The parameters that require a gradient."""
     return [x for x in loss.parameters() if x.requires_grad]
 
 
 def _twin(loss: nn.Module) -> Any:
-    """A loss with parameters of its own over the same memory.
+    """A copy of the loss whose parameters share memory with the original ones.
 
-    Autograd ties a parameter to the stream on which an earlier step used it, which must not enter a recording. A new
-    parameter is tied to the recording's; in a twin, as another thread may be using the loss.
+    Autograd ties a parameter to the stream of its earlier use, which must not enter a recording. New parameters are
+    tied to the recording's stream. The loss itself is not changed, because another thread may be using it.
     """
     mine: dict[int, Any] = {id(x): nn.Parameter(x.detach(), requires_grad=x.requires_grad) for x in loss.parameters()}
     return copy.deepcopy(loss, mine | {id(x): x for x in loss.buffers()})
 
 
 def _leaf(x: Tensor | None, wanted: bool) -> Tensor | None:
-    """A tensor of which a gradient is taken, in float32 at least."""
+    """A leaf tensor that requires a gradient if wanted, at least in float32."""
     if x is None or not wanted:
         return x
     return x.detach().to(torch.promote_types(x.dtype, torch.float32)).requires_grad_()
@@ -279,7 +279,7 @@ class _Replayed(torch.autograd.Function):
     ) -> Tensor:
         ctx.run, ctx.many, ctx.leaves = run, many, recording.leaves
         value, ctx.slopes = recording.replay(inputs[:many])
-        # labels and ids are held beside: plain autograd lets them change before the gradient is taken
+        # labels and ids are stored separately: plain autograd lets them change before the gradient is computed
         floating = [x is not None and x.is_floating_point() for x in inputs]
         ctx.save_for_backward(*(x if kept else None for x, kept in zip(inputs, floating, strict=True)))
         ctx.others = [None if kept or x is None else (x, _version(x)) for x, kept in zip(inputs, floating, strict=True)]
@@ -290,7 +290,7 @@ class _Replayed(torch.autograd.Function):
         inputs, (grad,) = ctx.saved_tensors, grad_output
         found: list[Tensor | None] = [None] * len(inputs)
         slopes: Sequence[Tensor | None]
-        if torch.is_grad_enabled():  # somebody differentiates once more
+        if torch.is_grad_enabled():  # a second derivative is requested
             leaves = [inputs[i] for i in ctx.leaves]
             with torch.autocast(grad.device.type, enabled=False):
                 value = ctx.run(_given(inputs, ctx.others)[: ctx.many])
@@ -307,24 +307,24 @@ def _version(x: Tensor) -> int:
 
 
 def _given(saved: Given, others: Sequence[tuple[Tensor, int] | None]) -> Given:
-    """All tensors of a call, of which labels and ids must be as they were."""
+    """All tensors of a call; raises an error if labels or ids were modified in place."""
     if any(other is not None and other[1] != _version(other[0]) for other in others):
         raise RuntimeError("a second derivative needs the labels or ids of the call, but they were changed in place.")
     return tuple(x if other is None else other[0] for x, other in zip(saved, others, strict=True))
 
 
 def settings(loss: nn.Module, parts: Sequence[Part | None], device: torch.device) -> tuple[Any, ...] | None:
-    """Everything that a recording of this loss depends on beside the tensors of a call.
+    """Everything that a recording of this loss depends on, besides the tensors of a call.
 
-    None where it cannot be recorded: a class that is not ours, a hook, an attribute that may change unseen, or a
-    parameter that is no plain one, such as a sharded one, or lies on another device.
+    None if it cannot be recorded: a custom class, a hook, an attribute that may change unnoticed, or a parameter that
+    is sharded, otherwise special, or on another device.
     """
     told: list[Any] = []
     learned = list(loss.parameters())
     if any(type(x) is not nn.Parameter or x.device != device for x in learned):
         return None
     modules = list(loss.modules())
-    # what a loss makes follows from its settings, but for hooks
+    # all that a loss computes follows from its settings, except for hooks
     if any(x is not None and (not _ours(type(x)) or hooked(x)) for x in parts):
         return None
     if not all(_ours(type(one)) and _told(one, told) for one in modules):
@@ -341,7 +341,7 @@ def _ours(kind: Any) -> bool:
 
 
 def _told(one: Any, told: list[Any]) -> bool:
-    """Append the plain attributes of an object and of the parts that it holds; False if one of them is not plain."""
+    """Append the plain attributes of an object and of its parts; False if one of them is not plain."""
     told.append(type(one))
     module = isinstance(one, nn.Module)
     for name, value in getattr(one, "__dict__", {}).items():
@@ -354,7 +354,7 @@ def _told(one: Any, told: list[Any]) -> bool:
 
 
 def _plain(value: Any, told: list[Any]) -> bool:
-    """Append one attribute, or what a part holds; False if it is not plain. Modules and parameters come otherwise."""
+    """Append an attribute, or those of a part; False if it is not plain. Parameters are handled elsewhere."""
     if type(value) in PLAIN:
         told.append(value)
     elif _ours(type(value)) and not isinstance(value, nn.Module):
@@ -369,4 +369,4 @@ def _plain(value: Any, told: list[Any]) -> bool:
 LISTS = frozenset({tuple, list})
 PLAIN = frozenset({bool, int, float, str, type(None)})
 INNER = frozenset(nn.Module().__dict__)
-"""What every module holds: parameters, buffers, modules and hooks, which are told otherwise."""
+"""Attributes that every module has: parameters, buffers, submodules and hooks, which are handled elsewhere."""

@@ -1,7 +1,7 @@
-"""`Rows`: the rows and columns of one call in the order of the operators, with what is known of their pairs.
+"""`Rows`: the rows and columns of one call in the order of the operators, and the vectors that describe their pairs.
 
-With several processes each folds its own rows; numbers of a row that a group over the batch needs are put together by
-`Rows.whole`.
+With several processes, each folds its own rows; `Rows.whole` concatenates per-row numbers for groups that span the
+batch.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from nearfar.relations.layout import NOWHERE, Layout, Narrow
 __all__ = ["Found", "RefusalError", "Rows", "Whole"]
 
 GATHERED = 2**26, 2**22
-"""Most entries n·P of gathered positive pairs: by kernels, and in strips."""
+"""Maximum entries n·P of gathered positive pairs, for kernels and for strips."""
 
 
 class RefusalError(Exception):
-    """This batch cannot be computed here: pairs are too many, or several are equally hard."""
+    """This batch cannot be computed here: it has too many pairs, or several are equally hard."""
 
 
 Found = tuple[Tensor, Tensor, Tensor]
@@ -53,24 +53,24 @@ class Rows:
         self.similarity = SIMILARITIES.index(product.similarity.form or "dot")
         self.orders, self.size = layout.orders, len(rows)
         self.at: Tensor | None = None
-        """Which rows these are, in their order; None for all."""
+        """Indices of these rows, in their order; None for all."""
         self.share = slice(0, len(rows))
-        """Which of the rows this process folds."""
+        """The slice of rows that this process folds."""
         self.rest: list[Tensor] = []
-        """What float32 rows and columns lack of float64 ones; empty where these did not come."""
+        """The differences between float64 rows and columns and their float32 copies; empty if they came in float32."""
         if low is None:
             self._sort(layout, rows, cols)
         else:
             self._narrow_type(layout, rows, cols, low)
         if self.narrow is None and not self.foldable:
-            raise RefusalError  # too many positive pairs to read each
+            raise RefusalError  # too many positive pairs to read each of them
         hard = product.over_negative.fold()
         single = hard is None or hard.kind == "max" or hard.held
         if self.rest and product.everyone and (product.wants_columns or single):
-            raise RefusalError  # the near pairs of a row cannot be taken out of all of its pairs
+            raise RefusalError  # near pairs of a row cannot be excluded from a fold of all its pairs
 
     def _sort(self, layout: Layout, rows: Tensor, cols: Tensor) -> None:
-        """Bring rows and columns in the order of strips; with several processes, take this one's rows."""
+        """Sort rows and columns as strips need them; with several processes, select the rows of this one."""
         found = layout.sort(by_label=not self.product.draws)
         self.at, self.symmetric = found.rows, found.symmetric
         x = rows if found.rows is None else rows.index_select(0, found.rows)
@@ -79,7 +79,7 @@ class Rows:
         if len(x) < self.ranks.world or not len(y):
             raise RefusalError  # no column forms a pair, or no row of a process does
         self.layout, self.total = layout, len(x)
-        # of all rows, so that every process has a matrix of the same width, or none
+        # computed for all rows, so that all processes use the same width, or none
         narrow = found.narrow(GATHERED[1] if self.foldable else GATHERED[0])
         if self.ranks.world > 1:
             ends = [len(x) * rank // self.ranks.world for rank in (self.ranks.rank, self.ranks.rank + 1)]
@@ -94,7 +94,7 @@ class Rows:
         self.narrow = self._gathered(narrow)
 
     def _narrow_type(self, layout: Layout, rows: Tensor, cols: Tensor, low: torch.dtype) -> None:
-        """Take float32 rows, and keep what they lack."""
+        """Take float32 rows, and keep their difference from float64 ones."""
         layout = self.layout = layout.code()
         self.symmetric, self.square, self.wide = layout.symmetric, layout.square, (rows, cols)
         self.rows = rows.float()
@@ -106,7 +106,7 @@ class Rows:
         self.narrow = self._gathered(self._gather(layout))
 
     def _gather(self, layout: Layout) -> Narrow | None:
-        """The positive pairs of each row, gathered for kernels; None where they are to be folded."""
+        """Gather the positive pairs of each row for kernels; None if they are folded."""
         runs, own = layout.runs(), int(layout.itself in (1, 3))
         if layout.width is not None:
             width = min(layout.width + own, len(self.cols))
@@ -119,14 +119,14 @@ class Rows:
         return layout.narrow(runs, width)
 
     def _gathered(self, found: Narrow | None) -> Narrow | None:
-        """Positive pairs with weights in the type of the rows, as the dense engine has them."""
+        """Give positive pairs weights in the dtype of the rows, as in the dense engine."""
         if found is None or found.measure.dtype == torch.bool:
             return found
         return Narrow(found.place, found.measure.to(self.rows.dtype))
 
     @property
     def foldable(self) -> bool:
-        """Whether the positive pairs can be folded as the negative ones are: their single losses are not read."""
+        """Whether positive pairs can be folded like negative ones, because their single losses are not needed."""
         product = self.product
         fold, scope = product.over_positive.fold(), product.groups.scope
         negative = product.over_negative.fold()
@@ -144,7 +144,7 @@ class Rows:
     # ------------------------------------------------------------------------------------ rows of all processes
 
     def whole(self, x: Tensor) -> Tensor:
-        """Numbers [n, ...] of the rows of all processes, from those of this one's, with their gradient."""
+        """Numbers [n, ...] of the rows of all processes, from those of this process; differentiable."""
         if self.ranks.world == 1:
             return x
         found: Tensor = Whole.apply(x, self.ranks, self.share, self.total)  # type: ignore[no-untyped-call]
@@ -156,7 +156,7 @@ class Rows:
             raise RefusalError
 
     def reduce(self, *terms: Terms) -> Tensor:
-        """The loss from the terms of this process's rows, see `groupings.reduce`."""
+        """The loss from the terms of this process's rows; see `groupings.reduce`."""
         how, values = self.product.reduction, []
         for term in terms:
             top, bottom = tally(term, how)
@@ -168,13 +168,13 @@ class Rows:
         return self.whole(value) if how == "none" else value
 
     def restore(self, value: Tensor) -> Tensor:
-        """Unreduced values [n] in the order of the batch; a number as it is."""
+        """Reorder unreduced values [n] to the order of the batch; leaves a single number as it is."""
         if value.ndim == 0 or self.at is None:
             return value
         return value.new_zeros(self.size).index_copy(0, self.at, value)
 
     def mark(self, mask: Tensor) -> Tensor:
-        """A mask [n] of the batch's rows, from one of this process's rows in their order."""
+        """A mask [n] over the batch, from a mask over this process's rows in their sorted order."""
         if self.ranks.world > 1:
             every = torch.zeros(self.total, dtype=torch.bool, device=mask.device)
             every[self.share] = mask
@@ -188,16 +188,16 @@ class Rows:
         return None if self.square else self.cols
 
     def has_negative(self) -> Tensor:
-        """Which rows [n] have a negative column."""
+        """Which rows [n] have a negative pair."""
         if not self.strips:
             return self.layout.has_negative()
         return self.sorted.end - self.sorted.start < self.sorted.size
 
     def _around_classes(self) -> tuple[Tensor, Tensor | None]:
-        """Rows and columns less a column of their own label, float32: positive pairs keep their distance.
+        """Rows and columns minus a column of the same label, in float32, to preserve distances of positive pairs.
 
-        The column is that nearest to the mean of its label, so that a few distant ones do not matter. Of a label with
-        several distant groups, the distances within the others are those of float32 products.
+        The column is the one nearest to the mean of its label, so that a few outliers do not matter. If a label has
+        several distant clusters, distances within the other clusters have the accuracy of float32 products.
         """
         (rows, cols), (row, col) = self.wide, (x.long() for x in self.layout.labels)
         with torch.no_grad():
@@ -215,7 +215,7 @@ class Rows:
 
 
 class Whole(torch.autograd.Function):
-    """Numbers of all processes from those of one; each keeps the gradient of its own."""
+    """Concatenate numbers of all processes; in backward, each keeps the gradient of its own."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, ranks: ProcessGroup, share: slice, total: int) -> Tensor:  # noqa: D102

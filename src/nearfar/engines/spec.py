@@ -1,4 +1,4 @@
-"""`Spec`: the numbers of one operator call, as two lists that torch.library takes."""
+"""`Spec`: the numeric arguments of one operator call, as two lists that torch.library accepts."""
 
 from __future__ import annotations
 
@@ -18,42 +18,42 @@ SHAPES = ("line", "power", "softplus", "pace")
 SIDES = ("negative", "positive", "all")
 NEGATIVE, POSITIVE, ALL = range(3)
 LOW = (torch.float32, torch.bfloat16, torch.float16)
-"""Types that kernels take products in."""
+"""Dtypes of the kernels' matrix products."""
 REACH = 68.0
-"""Exponents within ±REACH of a level need no largest loss: their sums over 2^20 pairs fit into float32."""
+"""Exponents within ±REACH need no largest loss as level: their sums over 2^20 pairs fit in float32."""
 FLOATS = 13
 
 
 @dataclass(frozen=True)
 class Spec:
-    """The numbers of one operator call; those above `FLOATS` are floats, the others choose code.
+    """The numeric arguments of one operator call; the first `FLOATS` fields are floats, the others select code.
 
     Args:
-        a: see `PairForm`, as all up to `by_offset`.
+        a: see `PairForm`, like all up to `by_offset`.
         gamma: temperature of an exponential fold.
-        low: scores of triplets that count lie above it, with `band`.
-        high: and below this one; mined pairs lie between their row's floor and it.
-        level: exponentials are of (l - level)/γ, with `exp` 1; losses above it count, with `exp` 3.
-        about: moments are of l - about.
-        first: their weights are first + second·(l - about).
+        low: lower bound of the scores of triplets that count, with `band`.
+        high: their upper bound; mined pairs lie between their row's floor and it.
+        level: subtracted from losses in exponentials, with `exp` 1; losses above it count, with `exp` 3.
+        about: subtracted from losses in moments.
+        first: weights in moments are first + second·(l - about).
         second: see `first`.
         similarity: index in `SIMILARITIES`.
         shape: index in `SHAPES`.
-        side: index in `SIDES`: the pairs that are folded.
+        side: index in `SIDES`: which pairs are folded.
         itself: see `Layout`.
-        half: pairs are symmetric, and those above the diagonal stand for both orders (2: for one).
-        drop: members without loss are absent.
-        exp: 0 fold sums; 1 exponentials around a level that is known; 2 around the largest loss; 3 moments.
-        flat: keep Σ w(e^z - 1) too, for means of exponentials near 1.
-        held: keep Σ w·z·e^z too, for values with weights held constant.
-        band: triplets count by their score.
+        half: pairs are symmetric, and those above the diagonal stand for both orders (2: for one order only).
+        drop: members without loss count as absent.
+        exp: 0 sums; 1 exponentials relative to a known level; 2 relative to the largest loss; 3 moments.
+        flat: also compute Σ w(e^z - 1), for means of exponentials near 1.
+        held: also compute Σ w·z·e^z, for values with weights held constant.
+        band: select triplets by their score.
         dtype: index in `LOW`.
-        given: which vectors of the pairs came, see `Layout.given` and `Sorted.given`.
+        given: which vectors of the pairs are present, see `Layout.given` and `Sorted.given`.
         strips: in PyTorch (strips.py), else in Triton (cuda.py).
-        tile: rows of a strip; 0 for a height that suits the device.
-        full: tiles of whole rows: a row's largest losses are needed first.
-        keep: the gradient will be asked for: unscaled weights are kept for it where they are few.
-        whole: all rows are one group, so that the gradient is known up to a factor while members are folded.
+        tile: rows per strip; 0 for a height that suits the device.
+        full: tiles span whole rows, because a row's largest losses are needed first.
+        keep: a gradient will be needed: keep unscaled weights for it if they are few.
+        whole: all rows are one group, so that the gradient up to a factor can be computed during the fold.
     """
 
     a: float
@@ -89,27 +89,27 @@ class Spec:
 
     @staticmethod
     def of(form: PairForm, **more: Any) -> Spec:
-        """The numbers of a pair loss, and `more`."""
+        """A `Spec` with the parameters of a pair loss, and `more` fields."""
         numbers: dict[str, Any] = {
             name: float(getattr(form, name)) for name in ("a", "b", "scale", "power", "center", "by_offset")
         }
-        if form.shape == "line":  # one number less to multiply with
+        if form.shape == "line":  # saves a multiplication
             scale, numbers["scale"] = numbers["scale"], 1.0
             numbers |= {name: scale * numbers[name] for name in ("a", "b", "by_offset")}
         return Spec(**numbers, shape=SHAPES.index(form.shape), **more)
 
     def lists(self) -> tuple[list[float], list[int]]:
-        """As two lists, which an operator takes."""
+        """The two lists that an operator takes."""
         values = [getattr(self, field.name) for field in fields(self)]
         return [float(x) for x in values[:FLOATS]], [int(x) for x in values[FLOATS:]]
 
     @staticmethod
     def place(name: str) -> int:
-        """Where a code stands in the second list of `lists`."""
+        """Index of a field in the second list of `lists`."""
         return [field.name for field in fields(Spec)].index(name) - FLOATS
 
     @staticmethod
     def read(numbers: Sequence[float], codes: Sequence[int]) -> Spec:
-        """From the two lists of `lists`."""
+        """The inverse of `lists`."""
         values: list[Any] = [*numbers, *codes]
         return Spec(*values)

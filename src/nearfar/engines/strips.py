@@ -1,6 +1,6 @@
-"""The operators in PyTorch, for a CPU and for devices without Triton: tiles of a product, reduced where they are made.
+"""The operators in PyTorch, for CPUs and devices without Triton: tiles of a product are reduced as computed.
 
-All scores are computed again for the gradient, which is cheaper than to write them to memory and to read them.
+The gradient recomputes all scores, which is cheaper than writing them to memory and reading them back.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from nearfar.engines.tiles import FAR, Gradients, Tile, Tiles, descend_
 __all__ = ["Strips"]
 
 KEPT = 2**20
-"""Most pairs whose weights are kept for the gradient: 4 MB of float32. Fresh memory of more costs what it saves."""
+"""Maximum number of pairs whose weights are kept for the gradient: 4 MB of float32; more would not pay."""
 BLOCK = 16
-"""Entries whose largest is looked at first where the largest of all are wanted."""
+"""Entries of a block; to find the largest entries, block maxima are compared first."""
 LOWEST = {torch.float64: -600.0, torch.float32: -60.0}
-"""Smallest exponents: below, exp gives subnormal numbers, on which a processor is thirty times slower."""
+"""Smallest exponents: exp of lower ones is subnormal, which is thirty times slower on a processor."""
 
 
 class Strips(Tiles):
-    """One call of an operator; arguments as of `Tiles`."""
+    """One call of an operator; takes the arguments of `Tiles`."""
 
     # ------------------------------------------------------------------------------------ fold and weigh
 
@@ -63,7 +63,7 @@ class Strips(Tiles):
         return [*self._finish(sums), *gradients]
 
     def weigh(self, level: Tensor, norm: Tensor, pull: Tensor, kept: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Gradients of rows, columns and offset from dF/dt [n], t with this level and norm of weights."""
+        """Gradients of rows, columns and offset, from dF/dt [n] and the level and norm of the weights."""
         spec, pulls, place = self.spec, Gradients(self), 0
         coef = (over(pull.double(), norm) if spec.exp in (1, 2) else pull).to(self.x.dtype)
         for tile in self.tiles(full=bool(spec.full)):
@@ -81,9 +81,9 @@ class Strips(Tiles):
         return pulls.found()
 
     def _parts(self, l: Tensor, tile: Tile, level: Tensor) -> tuple[list[tuple[int, Tensor | None]], Tensor | None]:
-        """What a tile adds to the sums of each row (None: 1), and weights [t, u] up to a factor of the row (None: 1).
+        """Summands of each row's sums (None: 1), and unscaled weights [t, u] (None: 1), of a tile.
 
-        Losses are overwritten; entries that are no members are 0.
+        Losses are overwritten; entries of absent members are 0.
         """
         spec, free = self.spec, self.buffer("more", tile)
         alive: Tensor | None = None
@@ -100,7 +100,7 @@ class Strips(Tiles):
             return [*parts, *counts], raw
         z = l.sub_(spec.level if spec.exp == 1 else level[tile.rows, None].to(l.dtype)).mul_(1 / spec.gamma)
         if spec.exp == 2:
-            z.clamp_(LOWEST[z.dtype], 0.0)  # above the level are absent pairs only
+            z.clamp_(LOWEST[z.dtype], 0.0)  # only absent pairs exceed the level
         more: list[tuple[int, Tensor | None]] = []
         if spec.held:
             more.append((HELD, torch.exp(z, out=free).mul_(z)))
@@ -118,12 +118,12 @@ class Strips(Tiles):
     def _moments(
         self, l: Tensor, alive: Tensor | None, tile: Tile
     ) -> tuple[list[tuple[int, Tensor | None]], Tensor | None]:
-        """Like `_parts` for sums of losses and of their squares, about a level; weights rise linearly above it."""
+        """Like `_parts` for sums of losses and squared losses about a level, above which weights rise linearly."""
         spec = self.spec
         l = l if spec.about == 0.0 else l.sub_(spec.about)
         l = self.members_(l, tile) if alive is None else l.mul_(alive)
         parts: list[tuple[int, Tensor | None]] = [(TOTAL, l), (SECOND, torch.mul(l, l, out=self.buffer("more", tile)))]
-        if not spec.first:  # a sweep for the sums alone
+        if not spec.first:  # this sweep only computes sums
             return parts, None
         raw = self.buffer("raw", tile)
         if alive is None:
@@ -131,7 +131,7 @@ class Strips(Tiles):
         return parts, torch.mul(alive, spec.first, out=raw).add_(l, alpha=spec.second)
 
     def _rise_(self, l: Tensor, s: Tensor, tile: Tile) -> Tensor:
-        """The largest loss of each row's members, 0 where it has none, float64."""
+        """The largest loss of each row's members, 0 for a row without any, float64."""
         free = self.buffer("free", tile).copy_(l)
         self.members_(free, tile, -math.inf)
         if self.spec.drop:
@@ -142,7 +142,7 @@ class Strips(Tiles):
         return torch.where(top == -math.inf, 0.0, top)
 
     def _least(self, l: Tensor, tile: Tile) -> Tensor:
-        """The least loss of the tile's members above the level; a number above all losses without one."""
+        """The smallest loss of the tile's members above the level; larger than all losses if there are none."""
         level, most = self.spec.level, torch.finfo(l.dtype).max / 4
         if level <= -FAR:
             return self.members_(self.buffer("free", tile).copy_(l), tile, most).amin().double()
@@ -152,7 +152,7 @@ class Strips(Tiles):
     def _slope(
         self, raw: Tensor | None, s: Tensor, tile: Tile, keep: tuple[Tensor | None, Tensor | None], coef: Tensor | None
     ) -> tuple[Tensor, float]:
-        """dF/ds [t, u] and a factor of it, from dF/dt of each row over its norm; coef None: 1 for all rows."""
+        """dF/ds [t, u] and a scalar factor of it, from each row's dF/dt over its norm; coef None: 1 for all rows."""
         g, factor = self._raw_slope(raw, s, tile)
         mine, theirs = keep
         if mine is None:
@@ -168,7 +168,7 @@ class Strips(Tiles):
         return self._weighed_(g.mul_(mine), tile), factor
 
     def _raw_slope(self, raw: Tensor | None, s: Tensor, tile: Tile) -> tuple[Tensor, float]:
-        """Weights times dl/ds [t, u], and a factor of it; entries that are no members are 0."""
+        """Weights times dl/ds [t, u], and a scalar factor of it; entries of absent members are 0."""
         slope, factor = self.slopes(s, tile)
         if raw is not None:
             return raw if slope is None else raw.mul_(slope), factor
@@ -182,14 +182,14 @@ class Strips(Tiles):
         return g
 
     def _unit_slope(self, raw: Tensor | None, s: Tensor, tile: Tile, keep: Tensor | None) -> Tensor:
-        """dF/d⟨x, y⟩ [t, u] where dF/dt of each row over its norm is 1."""
+        """dF/d⟨x, y⟩ [t, u] if dF/dt divided by the norm is 1 for every row."""
         g, factor = self._raw_slope(raw, s, tile)
         g = g if keep is None else g.mul_(keep)
         g = self._weighed_(g, tile)
         return descend_(g if factor == 1.0 else g.mul_(factor), s, self.spec.similarity)
 
     def _coef(self, coef: Tensor, tile: Tile) -> Tensor:
-        """Coefficients [t, u] of pairs, or [t, 1], from those of the rows."""
+        """Coefficients of pairs, [t, u] or [t, 1], from those of the rows."""
         if not tile.mirrored:
             return coef[tile.rows, None]
         return torch.add(coef[tile.rows, None], coef[None, tile.cols], out=self.buffer("coef", tile))
@@ -223,7 +223,7 @@ class Strips(Tiles):
     # ------------------------------------------------------------------------------------ largest losses
 
     def _ranked(self, tile: Tile) -> tuple[Tensor, Tensor | None]:
-        """Losses [t, u] of a tile for its rows, -inf where there is no member; and for its columns where pairs turn."""
+        """Losses [t, u] of a tile for its rows, -inf for absent members; and for its columns if pairs are symmetric."""
         s = self.scores(tile)
         keep = self.keep(s, tile)
         l = self.members_(self.losses(s, tile), tile, -math.inf)
@@ -236,7 +236,7 @@ class Strips(Tiles):
         return both[0], both[1]
 
     def hardest(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The largest loss of each row, -inf where it has no member, its column, and how many are tied at it."""
+        """The largest loss of each row (-inf without members), its column, and the number of members tied at it."""
         best = self.x.new_full((self.n,), -math.inf)
         place, ties = torch.zeros(2, self.n, dtype=torch.int64, device=best.device).unbind()
         for tile in self.tiles(full=bool(self.spec.full)):
@@ -254,7 +254,7 @@ class Strips(Tiles):
         return best, place, ties
 
     def candidates(self, count: int) -> Tensor:
-        """Places row·m + col of all losses that reach a level which at least `count` of them reach (or all of them)."""
+        """Positions row·m + col of all losses that reach a level reached by at least `count` of them (or by all)."""
         level, held = -math.inf, 0
         found = list[tuple[Tensor, Tensor]]()
         for tile in self.tiles():
@@ -276,7 +276,7 @@ class Strips(Tiles):
         return torch.cat([place for _, place in found]) if found else torch.zeros(0, dtype=torch.int64)
 
     def ranks(self, count: int) -> tuple[Tensor, Tensor]:
-        """The `count` largest losses [n, count] of each row, -inf where it has fewer, and their columns."""
+        """The `count` largest losses [n, count] of each row, padded with -inf, and their columns."""
         values, places = [], []
         for tile in self.tiles(full=True):
             found = self._ranked(tile)[0].topk(min(count, self.m), dim=1)
@@ -285,11 +285,11 @@ class Strips(Tiles):
         return torch.cat(values), torch.cat(places)
 
     def draw(self, chance: Callable[[Tensor], Tensor], spots: Tensor) -> tuple[Tensor, Tensor]:
-        """Draw columns [n, K] of each row's members, with replacement, and whether it has any [n].
+        """Draw columns [n, K] from each row's members, with replacement; also returns which rows [n] have members.
 
         Args:
-            chance: log-odds [t, u] from scores; it may overwrite them.
-            spots: [n, K] uniform numbers, float64.
+            chance: computes log-odds [t, u] from scores; it may overwrite them.
+            spots: [n, K] uniform random numbers, float64.
         """
         places, there = [], []
         for tile in self.tiles(full=True):
@@ -326,7 +326,7 @@ class Strips(Tiles):
                 total[here] += torch.where(there > 0, there * self.sum(l, None, tile, 1), 0.0)
                 mine = weight[here] if alive is None else self.sum(alive, None, tile, 1)
                 size[here] += there * mine
-                if spec.shape == 1 and spec.power == 1.0:  # a hinge's slope is the same wherever there is a loss
+                if spec.shape == 1 and spec.power == 1.0:  # a hinge has the same slope wherever its loss is positive
                     slope = alive if alive is not None and spec.drop else l.sign_()
                     factor = spec.scale * spec.a
                 elif slope is None:
@@ -342,13 +342,13 @@ class Strips(Tiles):
         return [total, size, seen, by_near, *((none, none) if pulls is None else pulls.found()[:2])]
 
     def _counted(self, z: Tensor, l: Tensor, tile: Tile) -> Tensor | None:
-        """1 where a triplet counts by its score and loss, 0 elsewhere; None if all do."""
+        """1 for triplets that count by their score and loss, else 0; None if all count."""
         if not self.spec.band and not self.spec.drop:
             return None
         alive = self.buffer("alive", tile)
         if self.spec.drop:
             torch.sign(l, out=alive).clamp_min_(0.0)
-        if self.spec.band:  # arithmetic: comparisons take three times as long
+        if self.spec.band:  # arithmetic, because comparisons take three times as long
             above = torch.sub(z, self.spec.low, out=self.buffer("coef", tile)).clamp_min_(0.0).sign_()
             above.mul_(torch.rsub(z, self.spec.high).clamp_min_(0.0).sign_())
             alive = alive.mul_(above) if self.spec.drop else above
@@ -356,11 +356,11 @@ class Strips(Tiles):
 
 
 TOTAL, SECOND, HELD, SIZE, SEEN = range(5)
-"""The sums of a fold; the sixth row is the level."""
+"""Rows of the sums of a fold; the sixth row is the level."""
 
 
 def blocks(l: Tensor) -> Tensor:
-    """The largest of every `BLOCK` entries of a row [t, ceil(u/BLOCK)]."""
+    """The maximum of each block of `BLOCK` entries of a row, [t, ceil(u/BLOCK)]."""
     t, u = l.shape
     whole = u - u % BLOCK
     found = [l[:, :whole].reshape(t, -1, BLOCK).amax(dim=2)] if whole else []
@@ -368,7 +368,7 @@ def blocks(l: Tensor) -> Tensor:
 
 
 def _largest(found: list[tuple[Tensor, Tensor]], count: int) -> tuple[Tensor, Tensor]:
-    """The `count` largest of these losses, and all that equal the least of them, with their places."""
+    """The `count` largest of these losses, with all ties of the smallest of them, and their positions."""
     losses, places = (torch.cat(x) for x in zip(*found, strict=True))
     kept = losses >= losses.topk(count).values[-1]
     return losses[kept], places[kept]

@@ -1,9 +1,9 @@
-"""`Tiles`: tiles of a product of rows and columns, in PyTorch, and gradients summed over them.
+"""`Tiles`: tiles of the product of rows and columns, in PyTorch, and gradients accumulated over them.
 
-Rows and columns come sorted by label (see `Sorted`), so that the columns of a row that are no negatives are a run, and
-most tiles hold none. Where pairs are symmetric, tiles below the diagonal are those above it turned. A tile fits the
-processor's cache: each pass over it costs a tenth of the product. All scores are computed again for the gradient, which
-is cheaper than to write them to memory and to read them.
+Rows and columns are sorted by label (see `Sorted`), so that the columns that are not negatives of a row are contiguous,
+and most tiles hold none. If pairs are symmetric, tiles below the diagonal are the transposes of those above it. A tile
+fits in the processor's cache: a pass over it costs a tenth of the product. The gradient recomputes all scores, which
+is cheaper than writing them to memory and reading them back.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from nearfar.relations.layout import list_own
 __all__ = ["FAR", "Gradients", "Tile", "Tiles", "descend_"]
 
 TALL, WIDE = 128, 512
-"""Rows and columns of a tile: 256 KB of float32, as several buffers of a tile share the processor's cache."""
+"""Rows and columns of a tile: 256 KB of float32, so that its buffers share the processor's cache."""
 FULL = 2**18
-"""Entries of a tile with whole rows, where a row's largest loss is needed first."""
+"""Entries of a tile that spans whole rows, used if a row's largest loss is needed first."""
 ON_GPU = 16
-"""Factor by which sides of a tile are larger on a GPU, where starting kernels takes the time otherwise."""
+"""Factor by which tiles are taller and wider on a GPU, where launching kernels would dominate otherwise."""
 FAR = 1e30
-"""A score that no pair reaches."""
+"""A score beyond that of any pair."""
 GATHER = 2**20
-"""Numbers of gathered rows that are held at a time."""
+"""Number of entries of gathered rows that are held at a time."""
 FEW = 8
-"""Pairs of a row up to which their rows are gathered; more lie in a narrow product."""
+"""Up to this many pairs per row, columns are gathered; beyond it a narrow product is used."""
 
 
 @dataclass(frozen=True)
 class Tile:
-    """Some rows and columns, and whether the same pairs turned have no tile of their own."""
+    """A range of rows and columns, and whether it also stands for the transposed pairs."""
 
     rows: slice
     cols: slice
     mirrored: bool
     own: tuple[Tensor, Tensor] | None
-    """Places [k] in the flattened tile of pairs that are not negative, and which of them are positive [k]."""
+    """Positions [k] in the flattened tile of pairs that are not negative, and which of them are positive [k]."""
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -51,7 +51,7 @@ class Tile:
 
 
 class Tiles:
-    """One call of an operator on rows [n, d] and columns [m, d] (None: the rows)."""
+    """One call of an operator on rows [n, d] and columns [m, d] (None: the columns are the rows)."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class Tiles:
         given = [(next(left), next(left)) if spec.given & bit else None for bit in (1, 2, 4)]
         self.listed, self.samples, self.weights = given
         self.floor = None if floor is None else floor.detach().to(self.x.dtype).clamp(-FAR, FAR)
-        # in float64: a float32 offset must not round the constant under float64 scores
+        # in float64: under float64 scores, a float32 offset must not round the constant
         self.b = spec.b if offset is None else float(spec.b + spec.by_offset * offset.detach().double())
         self.left, self.right = self.x, self.y
         if spec.similarity:  # -|x - y|² as one product of rows (2x, -1, -|x|²) and columns (y, |y|², 1)
@@ -83,7 +83,7 @@ class Tiles:
     # ------------------------------------------------------------------------------------ tiles
 
     def tiles(self, *, full: bool = False) -> Iterator[Tile]:
-        """All tiles that hold members; `full`: whole rows."""
+        """Iterate over all tiles with members; `full`: tiles of whole rows."""
         spec, times = self.spec, ON_GPU if self.x.is_cuda else 1
         half = bool(spec.half) and not full and spec.side != POSITIVE
         tall = spec.tile or TALL * times
@@ -104,7 +104,7 @@ class Tiles:
                 yield self._tile(rows, slice(c0, min(c0 + wide, high)), half, own, reach)
 
     def own(self, rows: slice) -> tuple[Tensor, Tensor, Tensor]:
-        """Rows [k] (from 0), columns [k] of the pairs of these rows that are not negative, and which are positive."""
+        """Rows [k] (from 0) and columns [k] of the pairs of these rows that are not negative; which are positive."""
         if self.flat is not None:
             here = slice(self.edges[rows.start], self.edges[rows.stop])
             _, row, col, positive = self.flat
@@ -123,7 +123,7 @@ class Tiles:
         return Tile(rows, cols, mirrored, (place, positive[inside]) if len(place) else None)
 
     def buffer(self, name: str, tile: Tile) -> Tensor:
-        """Memory [t, u] that is used again for every tile."""
+        """A buffer [t, u] that all tiles reuse."""
         t, u = tile.shape
         held = self._buffers.get(name)
         if held is None or held.numel() < t * u:
@@ -161,7 +161,7 @@ class Tiles:
         return out if spec.scale == 1.0 else out.mul_(spec.scale)
 
     def slopes(self, s: Tensor, tile: Tile) -> tuple[Tensor | None, float]:
-        """dl/ds [t, u] and a factor of it; None for 1."""
+        """dl/ds [t, u] (None for 1) and a scalar factor of it."""
         spec = self.spec
         if spec.shape == 0:
             return None, spec.a
@@ -178,7 +178,7 @@ class Tiles:
     # ------------------------------------------------------------------------------------ members
 
     def members_(self, x: Tensor, tile: Tile, absent: float = 0.0) -> Tensor:
-        """Overwrite the entries of x [t, u] that are no members of the side with `absent`."""
+        """Overwrite the entries of x [t, u] that are not members of the side with `absent`."""
         if self.spec.side != POSITIVE:
             if tile.own is not None:
                 place, positive = tile.own
@@ -192,7 +192,7 @@ class Tiles:
         return x
 
     def keep(self, s: Tensor, tile: Tile) -> tuple[Tensor | None, Tensor | None]:
-        """Which scores [t, u] the miner keeps for the rows, and where pairs turn for the columns: 1, else 0."""
+        """Masks [t, u] (1 or 0) of the scores that the miner keeps for rows, and for columns if pairs are symmetric."""
         if self.floor is None:
             return None, None
         found = [self.floor[tile.rows, None], *([self.floor[None, tile.cols]] if tile.mirrored else [])]
@@ -205,7 +205,7 @@ class Tiles:
         return found[0], found[1] if tile.mirrored else None
 
     def sum(self, x: Tensor | None, keep: Tensor | None, tile: Tile, axis: int, *, weighed: bool = True) -> Tensor:
-        """Σ w·x over the columns (axis 1) or rows (0) of a tile where a miner keeps them, float64; x None: 1."""
+        """Σ w·x over the columns (axis 1) or rows (0) of a tile, of pairs that a miner keeps, float64; x None: 1."""
         if x is None or keep is None:
             x = keep if x is None else x
             assert x is not None  # noqa: S101 - without a miner members are counted by labels
@@ -218,7 +218,7 @@ class Tiles:
         return found.double()
 
     def count(self) -> tuple[Tensor, Tensor]:
-        """Σ w and number of each row's members [n], float64; of all pairs the number of the negative ones."""
+        """Σ w and number of each row's members [n], float64; with all pairs, the number counts negative ones only."""
         one = torch.ones(self.m, dtype=torch.float64, device=self.x.device)
         each = one if self.weights is None else self.weights[1].double()
         found = torch.zeros(4, self.n, dtype=torch.float64, device=self.x.device)
@@ -236,13 +236,13 @@ class Tiles:
 
     @property
     def selects(self) -> bool:
-        """Whether losses decide which members count."""
+        """Whether losses determine which members count."""
         return bool(self.spec.drop) or (self.spec.exp == 3 and self.spec.level > -FAR)
 
     # ------------------------------------------------------------------------------------ single pairs
 
     def near(self, place: Tensor) -> Tensor:
-        """Scores [n, P] of each row with the columns `place` [n, P] of its own."""
+        """Scores [n, P] of each row and its columns `place` [n, P]."""
         found = self.x.new_empty(place.shape)
         for here, cols, at in self._bands(place):
             if cols is None and self.spec.similarity:
@@ -256,7 +256,7 @@ class Tiles:
         return found
 
     def near_back(self, place: Tensor, found: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
-        """Gradients of rows and columns from those of the scores that `near` found."""
+        """Gradients of rows and columns, given those of the scores that `near` returned."""
         slope = descend_(slope.clone(), found.clone(), self.spec.similarity)
         pulls = Gradients(self)
         for here, cols, at in self._bands(place):
@@ -269,9 +269,9 @@ class Tiles:
         return pulls.found()[:2]
 
     def _bands(self, place: Tensor) -> Iterator[tuple[slice, slice | None, Tensor]]:
-        """Rows with the range of their columns, and where the places lie in it; no range where rows are gathered.
+        """Slices of rows with the range of their columns, and positions within it; no range if columns are gathered.
 
-        Gathering is cheaper for few places. Distances of near rows, which come in float64, need differences of rows.
+        Gathering is cheaper for few columns. Distances of near rows, which are float64, need differences of rows.
         """
         number, tall = place.shape[1], 64
         few = number <= FEW or (self.spec.similarity > 0 and self.x.dtype == torch.float64)
@@ -289,7 +289,7 @@ class Tiles:
 
 
 class Gradients:
-    """Gradients of rows and columns, summed over tiles, and of a learned offset."""
+    """Gradients of rows and columns, accumulated over tiles, and of a learned offset."""
 
     def __init__(self, work: Tiles) -> None:
         self.work = work
@@ -304,7 +304,7 @@ class Gradients:
         self.product(tile.rows, tile.cols, descend_(g, s, self.work.spec.similarity), factor)
 
     def product(self, rows: slice, cols: slice, g: Tensor, factor: float) -> None:
-        """Back-propagate factor·g, with g = dF/d⟨x, y⟩ [t, u]."""
+        """Back-propagate factor·g, where g = dF/d⟨x, y⟩ [t, u]."""
         x, y = self.work.x[rows], self.work.y[cols]
         self.rows[rows].addmm_(g, y, alpha=factor)
         self.cols[cols].addmm_(g.T, x, alpha=factor)
@@ -313,7 +313,7 @@ class Gradients:
             self.cols[cols].addcmul_(y, g.sum(dim=0)[:, None], value=-factor)
 
     def few(self, rows: slice, place: Tensor, g: Tensor) -> None:
-        """Back-propagate g = dF/d⟨x, y⟩ [t, P] of the columns `place` [t, P]."""
+        """Back-propagate g = dF/d⟨x, y⟩ [t, P] for the columns `place` [t, P]."""
         x, y = self.work.x[rows, None], self.work.y[place]
         by_row = (y - x if self.work.spec.similarity else y) * g[:, :, None]
         by_col = -by_row if self.work.spec.similarity else x * g[:, :, None]
@@ -321,14 +321,14 @@ class Gradients:
         self.cols.index_add_(0, place.reshape(-1), by_col.reshape(-1, by_col.shape[-1]))
 
     def found(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Gradients of rows, of columns (empty where they are the rows) and of the offset."""
+        """Gradients of rows, of columns (empty if they are the rows) and of the offset."""
         spec = self.work.spec
         learned = self.learned * (spec.by_offset / spec.a) if spec.by_offset else self.learned
         return self.rows, self.rows.new_empty(0) if self.work.square else self.cols, learned.to(self.rows.dtype)
 
 
 def descend_(g: Tensor, s: Tensor, similarity: int) -> Tensor:
-    """Turn dF/ds into dF/d⟨x, y⟩, in place; overwrites the scores of distances."""
+    """Convert dF/ds to dF/d⟨x, y⟩, in place; overwrites the scores of distances."""
     if similarity == 1:
         return g.mul_(2.0)
     if similarity == 2:  # ds/d⟨x, y⟩ = 1/|x - y|, and 0 at distance 0: the clamp keeps the quotient finite
@@ -338,6 +338,6 @@ def descend_(g: Tensor, s: Tensor, similarity: int) -> Tensor:
 
 
 def _extend(x: Tensor, times: float) -> Tensor:
-    """Rows (2x, -1, -|x|²), or columns (y, |y|², 1), whose product is -|x - y|²."""
+    """Rows (2x, -1, -|x|²) or columns (y, |y|², 1), so that their product is -|x - y|²."""
     norm, one = (x * x).sum(dim=1, keepdim=True), torch.ones_like(x[:, :1])
     return torch.cat([times * x, -one, -norm] if times == 2.0 else [x, norm, one], dim=1)

@@ -16,7 +16,7 @@ import numpy as np
 from nearfar._utils.files import atomic_write, read_text, write_text
 
 ABOUT = "about.json"
-"""Written last: the index is unfinished without it."""
+"""The record; it is written last, and an index without it is unfinished."""
 DIGEST = 32
 """Bytes of a digest."""
 

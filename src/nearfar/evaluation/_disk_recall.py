@@ -16,7 +16,7 @@ from nearfar.evaluation.neighbors import neighbors
 
 K = 10
 QUERIES = 500
-"""Most rows that are searched for."""
+"""Maximum number of rows used as queries."""
 
 
 def choose_effort(index: DiskIndex, rows: Callable[[slice], np.ndarray], target: float) -> tuple[int, dict[str, Any]]:
@@ -24,11 +24,11 @@ def choose_effort(index: DiskIndex, rows: Callable[[slice], np.ndarray], target:
 
     Args:
         index: the index to measure.
-        rows: maps a chunk to its rows, as they are compared.
+        rows: maps a chunk to its rows, in the form in which they are compared.
         target: the wanted recall.
 
     Returns:
-        The effort; and what was measured: k, queries, recall and [effort, recall] for each effort that was tried.
+        The effort, and the measurements: k, queries, recall, and [effort, recall] for each effort tried.
     """
     plan = index.plan
     k = min(K, plan.rows - 1)

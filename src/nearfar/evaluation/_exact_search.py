@@ -1,12 +1,12 @@
 """Exact search: compute tiles of keys and keep the k best references of each query, in one process or several.
 
-With several processes each rank holds a share of the references, and strips of queries go around: the owner of a strip
-sends it to all ranks, each compares it with its own references, and the owner merges the lists that come back. A rank
+With several processes, each rank holds a share of the references. The owner of a strip of queries sends it to all
+ranks, each compares it with its own references, and the owner merges the lists that come back. A rank
 holds its share of the rows, its lists and one tile. Tiles are those of one process (see `nearfar.evaluation.parallel`),
 so that keys are the same bits.
 
-Rows among themselves: each pair of strips i < j is multiplied once, where i visits the owner of j if i + j is even, and
-where j visits the owner of i otherwise. Each visit is then half of the work on every rank.
+If queries are the references, each pair of strips i < j is multiplied once: on the owner of j if i + j is even, else on
+the owner of i. So each rank does half of the work of each visit.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def _grid(queries: Tensor, references: Tensor | None, k: int, tile: int) -> _Gri
     """The tiles of a search: whole rows if they are short, else four times as wide as high."""
     side, itself = max(1, math.isqrt(tile)), references is None
     columns = len(queries) if references is None else len(references)
-    # reading both sides of a tile pays if the lists are small and the rows are many compared with k
+    # reading both sides of a tile pays if lists are small and there are many more rows than k
     once = itself and queries.device.type == "cpu" and 256 * k <= columns <= LISTS // k
     wide = columns if columns <= 4 * side else 2 * side
     tall, wide = (side, side) if once else (max(1, tile // max(1, wide)), max(1, wide))
@@ -138,10 +138,10 @@ def _once(x: Rows, k: int, grid: _Grid) -> Iterator[Strip]:
 
 
 class _Sweep:
-    """One rank's part of a search: its queries `x` from row `top` on, its references `y` from row `left` on.
+    """One rank's part of a search: its queries `x`, from row `top` on, and its references `y`, from row `left` on.
 
-    One process holds all references, and so does each rank if the gallery has fewer tiles than there are ranks: `whole`
-    says so. Each rank then searches for its own queries.
+    If each rank holds all references (one process, or a gallery with fewer tiles than ranks), `whole` is true, and each
+    rank searches only for its own queries.
     """
 
     def __init__(
@@ -160,7 +160,7 @@ class _Sweep:
         self.left, self.top = self.tiles.start * grid.wide, self.strips.start * grid.tall
         space = SharedSpace(group, queries, references, similarity)
         self.y = space.references(slice(self.left, min(self.tiles.stop * grid.wide, grid.columns)))
-        # where strips are tiles, a rank's queries are its references
+        # if strips are tiles, a rank's queries are also its references
         own = slice(self.top, min(self.strips.stop * grid.tall, grid.rows))
         self.x = self.y if grid.once else space.queries(own)
         self.buffer = Buffer(min(grid.tall, grid.rows) * min(grid.wide, grid.columns), self.y.side)
@@ -235,7 +235,7 @@ class _Sweep:
         own.update(here, standing, number * self.grid.tall, seen=max(0, number - 1) // 2 * self.grid.tall)
 
     def _paced_tiles(self) -> Iterator[int]:
-        """This rank's tiles, with messages in between where a strip is long work."""
+        """Yield this rank's tiles, exchanging messages in between if a strip takes long."""
         work = self.grid.tall * self.grid.wide * self.y.x.shape[1]
         return pace(self.tiles, -(-self.grid.tiles // self.group.world), work, self._beat)
 

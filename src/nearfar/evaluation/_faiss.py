@@ -36,7 +36,7 @@ REMEDY = 'choose kind="exact"'
 PER_CELL = 64
 """Training rows per cell: a quarter of faiss's default, trained four times faster and as good to search."""
 FEWEST = 20_000
-"""Training rows of a product quantizer, if there are so many."""
+"""Training rows of a product quantizer, if the data has that many."""
 
 
 def faiss(remedy: str = 'leave backend="torch"') -> Any:
@@ -71,7 +71,7 @@ class Plan:
 
     @property
     def trained(self) -> bool:
-        """Whether there is something to train."""
+        """Whether training is needed."""
         return self.kind in ("ivf", "ivfpq")
 
     @property
@@ -86,7 +86,7 @@ class Plan:
 
     @property
     def efforts(self) -> list[int]:
-        """The efforts among which one is chosen: 1, 2, 4, ... cells, or 16, 32, ... candidates of a graph."""
+        """The efforts to choose from: 1, 2, 4, ... cells, or 16, 32, ... candidates of a graph."""
         if self.kind == "exact":
             return []
         if self.kind == "hnsw":
@@ -119,7 +119,7 @@ def default_code_bytes(width: int) -> int:
 
 
 def prepare(x: Tensor, similarity: Metric) -> Tensor:
-    """Rows as they are compared: float32 on the CPU, of unit length for the cosine."""
+    """Convert rows to the form in which they are compared: float32 on the CPU, of unit length for the cosine."""
     x = x.detach().float().cpu()
     return (unit(x) if similarity == "cosine" else x).contiguous()
 
@@ -274,8 +274,8 @@ def rank_again(plan: Plan, rows: np.ndarray, queries: Tensor, found: Neighbors, 
 def faiss_neighbors(queries: Tensor, references: Tensor | None, k: int, similarity: Metric) -> Neighbors:
     """The k nearest references by faiss's flat index; see `neighbors`.
 
-    faiss leaves the order of ties open and rounds differently. Rows whose order depends on that (two successive keys,
-    up to the first one left out, are closer than rounding errors) are searched again, so that ties are resolved by
+    faiss breaks ties arbitrarily and rounds differently. Rows whose order depends on that (two successive keys,
+    up to the first one left out, are closer than rounding errors) are searched again, so that ties are broken by
     position.
     """
     module = faiss()

@@ -1,7 +1,7 @@
 """`build_index`: make a `DiskIndex` chunk by chunk; a build that was killed can be resumed.
 
-The folder fills in this order: `plan.json`; what is trained on a sample; one part per chunk of rows, each with the
-digests of its rows, of what was trained and of its own bytes; the joined lists; names, classes, thumbnails and the
+The folder is filled in this order: `plan.json`; whatever is trained on a sample; one part per chunk of rows, each with
+digests of its rows, of the trained state and of its own bytes; the joined lists; names, classes, thumbnails and the
 network; finally `about.json`. A second run keeps what still fits, makes the rest, and ends with the same bytes.
 """
 
@@ -77,7 +77,7 @@ def build_index(
 ) -> DiskIndex:
     """Build an index in a folder, in the memory of one chunk and a sample, from vectors that need not fit into memory.
 
-    After an interruption the same call makes what is missing. On a finished index it changes nothing.
+    After an interruption, the same call continues. On a finished index it changes nothing.
 
     Args:
         folder: a new or empty folder, or that of an interrupted build.
@@ -218,7 +218,7 @@ class _Build:
         return x.numpy()
 
     def prepared_rows(self, rows: slice) -> np.ndarray:
-        """Rows of the source as they are compared."""
+        """Rows of the source in the form in which they are compared."""
         return prepare(torch.from_numpy(self.chunk(rows)), self.plan.similarity).numpy()
 
     def parts(self, bar: Progress) -> None:
@@ -250,7 +250,7 @@ class _Build:
             join(self.folder, parts / INDEX, files)
 
     def _train(self) -> str:
-        """Train on a sample, unless that was done, and return the digest of the result."""
+        """Train on a sample, unless that is already done, and return the digest of the result."""
         plan, path = self.plan, self.folder / PARTS / INDEX
         chosen = np.sort(np.random.default_rng(plan.seed).permutation(plan.rows)[: plan.sample])
         sample = np.concatenate([self.prepared_rows(rows)[_within(chosen, rows)] for rows in plan.chunks])
@@ -282,7 +282,7 @@ class _Build:
         write_record(note, {**key, "file": file, "stored": "" if stored is None else digest_of_rows(stored)})
 
     def extras(self, found: Vectors | None, network: Path | None) -> None:
-        """Names, classes, thumbnails and the network."""
+        """Write names, classes, thumbnails and the network."""
         if found is not None and found.name is not None:
             Names.write(self.folder / NAMES, self.folder / ENDS, found.name)
         for file, value in ((LABELS, found and found.y), (THUMBNAILS, found and found.images)):
@@ -293,7 +293,7 @@ class _Build:
                 shutil.copyfile(network, temporary)
 
     def finish(self, target: float) -> None:
-        """Measure the recall, choose the effort, and write the record that makes the folder an index."""
+        """Measure the recall, choose the effort, and write the record, which completes the index."""
         names = sorted(path.name for path in self.folder.iterdir() if path.is_file() and path.name != PLAN)
         names = [name for name in names if not name.startswith(".")]  # the lock, and files of a killed write
         record = {**self.about, "digests": self.digests, "files": files_of(self.folder, names)}
@@ -317,7 +317,7 @@ def _within(chosen: np.ndarray, rows: slice) -> np.ndarray:
 
 
 def _extras(found: Vectors | None, network: Path | None) -> dict[str, str]:
-    """Digests of what the index holds besides the vectors."""
+    """Digests of everything in the index other than the vectors."""
     extras = {} if network is None else {f"network{network.suffix}": digest_of_file(network)}
     if found is not None and found.name is not None:
         extras[NAMES] = digest_of_rows(np.frombuffer("\0".join(found.name).encode("utf-8", "replace"), dtype=np.uint8))

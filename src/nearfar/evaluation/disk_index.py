@@ -23,7 +23,7 @@ __all__ = ["DISK_KINDS", "DiskIndex", "files_of", "open_index"]
 
 DISK_KINDS: tuple[Kind, ...] = ("exact", "ivf", "ivfpq", "hnsw")
 SMALL = 1 << 26
-"""Bytes up to which a file is compared with its digest whenever it is opened; of a larger one only the size is."""
+"""Files up to this size are compared with their digest on every opening; of larger ones only the size is checked."""
 FEW, WIDE = 64, 1 << 30
 """Up to 64 queries are compared with 65,536 rows at once: three times as fast for a single query."""
 ROWS, LABELS, THUMBNAILS, NAMES, ENDS = "vectors.npy", "labels.npy", "thumbnails.npy", "names.txt", "names.npy"
@@ -40,8 +40,8 @@ class DiskIndex(SearchIndex):
         verify: compare every file with its digest; otherwise only those up to 64 MiB, and of larger ones the size.
 
     Attributes:
-        recall: what was measured against exact search when it was built: k, queries, recall, and [effort, recall] for
-            each effort that was tried; the effort of the index was chosen by it.
+        recall: the measurement against exact search at build time: k, queries, recall, and [effort, recall] for
+            each effort that was tried; it determined the effort of the index.
     """
 
     def __init__(self, folder: str | os.PathLike[str], *, verify: bool = False) -> None:

@@ -45,7 +45,7 @@ def embed(
             (sample, label, name); a sample that is None is left out.
         batch_size: samples per batch.
         device: where to run; a module is moved there. None: where the module is, else the CPU.
-        progress: show a progress bar, or plain lines now and then where there is no terminal.
+        progress: show a progress bar, or occasional plain lines if there is no terminal.
         resume: a folder for finished chunks, one file each. A run that was interrupted continues after the last of them
             and gives the same bytes as one that was not. The folder is left in place. A chunk is used only if its
             samples are unchanged: those of a tensor or array by their bytes, those of a dataset by its method

@@ -327,7 +327,7 @@ def compare(
     a, b = _evaluate_both(a, b)
     unit = _choose_unit("compare", unit, not a.classes)
     same = torch.equal(a.per_query.labels, b.per_query.labels)
-    if not a.classes:  # without labels, the numbers of right answers tell one relation from another
+    if not a.classes:  # without labels, relations are distinguished by their numbers of right answers
         same = same and torch.equal(a.per_query.relevant, b.per_query.relevant)
     if not same:
         raise ValueError(

@@ -21,7 +21,7 @@ DIGITS = 32
 
 
 def of_weights(model: nn.Module) -> str:
-    """Digest of all tensors in a module's state dict, independent of device and layout; empty without tensors."""
+    """Digest of all tensors in a module's state dict, independent of device and layout; empty if there are none."""
     digest = hashlib.sha256()
     state = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
     for name, value in state.items():

@@ -98,7 +98,7 @@ class SearchIndex(ABC):
         """The k nearest rows of each query [n, d]; see `neighbors`.
 
         Args:
-            queries: [n, d], or `Vectors`, which must come from the same network where both are known.
+            queries: [n, d], or `Vectors`, which must come from the same network if both are known.
             k: how many. An approximate index may find fewer: missing entries have place -1 and score -inf.
             effort: another effort than that of the index.
         """

@@ -35,7 +35,7 @@ __all__ = [
 
 T = TypeVar("T")
 WORK = 2**39
-"""Most multiplications between two messages: half a minute on one core at 20 billion a second, less elsewhere."""
+"""Maximum number of multiplications between two messages: half a minute on one core at 20 billion a second."""
 _group: ContextVar[ProcessGroup] = ContextVar("group", default=ALONE)
 
 
@@ -85,7 +85,7 @@ def pace(mine: Sequence[T], most: int, work: int, beat: Callable[[], None]) -> I
 
 
 def merge_rows(group: ProcessGroup, like: Tensor, parts: Sequence[tuple[slice | Tensor, Tensor]]) -> Tensor:
-    """Merge the (rows, values) pairs of all ranks into one tensor like `like`; one rank holds the values of a row."""
+    """Merge the (rows, values) pairs of all ranks into one tensor like `like`; one rank has a row's values."""
     nothing = -0.0 if like.is_floating_point() else 0  # -0.0 + v is v for every v, 0.0 too
     whole = torch.full_like(like, nothing)
     for rows, values in parts:
@@ -94,7 +94,7 @@ def merge_rows(group: ProcessGroup, like: Tensor, parts: Sequence[tuple[slice | 
 
 
 class SharedSpace:
-    """Queries and references as `Rows` of one space: any part of them on any rank, with the bits of one process.
+    """Queries and references as `Rows` of one space; any rank can prepare any part, with the bits of one process.
 
     Args:
         group: the ranks.

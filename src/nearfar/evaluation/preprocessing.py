@@ -26,7 +26,7 @@ OF_TRAINING = ("train", "area", "color")
 IN_GRAPH = ("mean", "std")
 MOST_CHANNELS = 1 << 12
 LARGEST = 1 << 14
-"""Largest side in pixels that a description may ask for."""
+"""Largest side in pixels that a description may request."""
 
 
 def describe(transform: object) -> dict[str, Any]:

@@ -67,7 +67,7 @@ def write_folder(
     Args:
         folder: the folder; vectors that it holds are replaced.
         chunks: float32, finite.
-        fields: arrays beside x, as `Vectors.to_arrays` names them.
+        fields: arrays other than x, named as in `Vectors.to_arrays`.
         dtype: "float32", "float16" or "bf16".
     """
     check_target(folder)
@@ -96,7 +96,7 @@ def write_folder(
 
 
 def as_stored(x: Tensor, dtype: str) -> np.ndarray:
-    """Rows as they are written: bf16, which NumPy lacks, as its bits in int16."""
+    """Rows in the form in which they are written: bf16, which NumPy lacks, as its bits in int16."""
     y = x.to(DTYPES[dtype])
     if not bool(torch.isfinite(y).all()):
         raise ValueError(f"embed: some vectors are too long for {dtype}; store them as float32 or bf16.")

@@ -86,8 +86,8 @@ def collapse(
 ) -> Collapse:
     """Compute the measures of `Collapse` on at most `rows` rows (pairs and triplets on 512, s* on 256).
 
-    Observed for random f with α = 0: the more rows meet in few dimensions, the less of f the nearest separated map
-    keeps, without the jump at n = N that Xu et al. 2022 suggests (docs/papers/xu-2022.md).
+    With random f and α = 0, more rows in few dimensions mean that the nearest separated map keeps less of f. This was
+    observed without the jump at n = N that Xu et al. 2022 suggests (docs/papers/xu-2022.md).
 
     Args:
         embeddings: [n, d].

@@ -54,8 +54,8 @@ def hardness(embeddings: Tensor, labels: Tensor, *, margin: float = 0.0, metric:
 
     Proved: H = 0 if and only if the rows are triplet-separated; H is invariant under rigid motions and, with α = 0,
     proportional to the scale; H/2 ≤ d_iso and H/4 ≤ d_haus. The margin matters: with α = 0 all rows on one point are a
-    global minimum (H = 0), with α > 0 they cost α. All but the scale holds for angles and ladders too, and H of angles
-    is 0 where that of the chords |x - z| of unit rows is, and never smaller.
+    global minimum (H = 0), with α > 0 they cost α. All except the scale holds for angles and ladders, and H of angles
+    is 0 if and only if that of the chords |x - z| of unit rows is, and never smaller.
 
     Distances are differences in double precision. Above 1,024 rows, products in float32 select the anchors that can be
     the worst, and only these (at most 4,096) are computed in double. A ladder is always computed in double.
@@ -107,9 +107,9 @@ def is_triplet_separated(
 ) -> bool:
     """Whether H ≤ tolerance · radius (the farthest row from the mean): every positive nearer than every negative.
 
-    Proved: the separated maps are a closed cone, unchanged by rigid motions and scaling (α = 0), and hold every
-    constant map and every map that sends each class to a point. Of a ladder they hold every constant map, and where it
-    is nested every map that sends each group of its coarsest rung to a point.
+    Proved: the separated maps form a closed cone, unchanged by rigid motions and scaling (α = 0). It contains every
+    constant map and every map that sends each class to a point. With a ladder, it contains every constant map and, if
+    the ladder is nested, every map that sends each group of its coarsest rung to a point.
     """
     x, _ = check_inputs("is_triplet_separated", embeddings, labels, space_of("is_triplet_separated", metric))
     radius = float(x.norm(dim=1).max()) if len(x) else 0.0

@@ -116,7 +116,7 @@ class Product:
     """Whether the negative group of each anchor contains all its pairs (a softmax denominator)."""
 
     def at(self, rows: int) -> Product:
-        """The factors for a batch of so many rows: counts such as "8B" are numbers in its sets, as engines need."""
+        """The factors for a batch of `rows` rows: counts such as "8B" become numbers, as engines need them."""
         positive, negative = self.over_positive.at(rows), self.over_negative.at(rows)
         if positive is self.over_positive and negative is self.over_negative:
             return self
@@ -124,7 +124,7 @@ class Product:
 
     @property
     def over_wide(self) -> UncertaintySet:
-        """The set that weights negative pairs: that of both signs where they share a group."""
+        """The set that weights negative pairs, or all pairs if both signs share a group."""
         return self.over_positive if self.groups.scope in ("batch", "anchor") else self.over_negative
 
     @property
@@ -157,7 +157,7 @@ Values = tuple[Tensor, ...]
 
 
 class Taking(Protocol):
-    """Exposes the total measure [g] that may carry weight: a `Problem`, or a `Stream`."""
+    """Anything with a total measure [g] that may carry weight: a `Problem` or a `Stream`."""
 
     def taken(self) -> Tensor: ...  # noqa: D102
 
@@ -188,7 +188,7 @@ class Grouping(Part, ABC):
         """Split the pairs into the problems to solve."""
 
     def blocks(self, product: Product, pairs: ScoredPairs, most: int) -> Iterator[Problems]:
-        """The problems of a strip, in parts of at most `most` entries if a pair has several members (triplets)."""
+        """The problems of a strip, in parts of at most `most` entries if each pair has several members (triplets)."""
         yield self.split(product, pairs)
 
     def streams(self, problems: Problems) -> tuple[Stream, ...]:
@@ -315,7 +315,7 @@ def halves(product: Product, pairs: ScoredPairs) -> tuple[Problem, Problem]:
 
 
 def sides_of(pairs: ScoredPairs, positive: Problem, values: Values, has_columns: Tensor | None = None) -> Sides:
-    """What a link reads: the values of positive and negative pairs, and of columns, where there is a third."""
+    """The arguments of a link: values of positive and negative pairs, and of columns if there is a third."""
     return Sides(
         positive=values[0],
         negative=values[1],
@@ -367,7 +367,7 @@ def _flat(over: UncertaintySet, losses: Tensor, measure: Tensor, orders: Orders)
 
 
 def tally(terms: Terms, how: Reduction) -> tuple[Tensor, Tensor]:
-    """Numerator and denominator of a reduction; those of parts of a batch add up to those of the whole.
+    """Numerator and denominator of a reduction; those of the parts of a batch add up to those of the whole.
 
     One number each for "mean", "nonzero" and "sum"; one per row, [n], for "none".
     """

@@ -1,9 +1,9 @@
 """Groupings of losses of average precision: one group per positive pair (`Ranking`), or per histogram bin (`Bins`).
 
 The average precision of an anchor is the mean, over its positives p, of (rank of p among the positives) / (rank of p
-among all references). A rank counts the references that are more similar; made smooth, it is a sum of pair losses over
-a group, so that both losses are a product like any other: the pair loss says how much one reference counts, a `Mean`
-times the size of its group adds them up, and `terms` makes the quotient.
+among all references). A rank counts the references that are more similar; smoothed, it is a sum of pair losses over a
+group. So both losses are ordinary products: the pair loss says how much one reference counts, a `Mean` times the group
+size sums these counts, and `terms` forms the quotient.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Ranking(Grouping, swift=True):
     strips = True
 
     def depth(self, relation: Relation) -> int:
-        """How many positives a row has in the dense engine, which holds n x depth x m numbers."""
+        """Number of positives per row in the dense engine, which holds n x depth x m numbers."""
         return widest(relation)
 
     def split(self, product: Product, pairs: ScoredPairs) -> Problems:  # noqa: D102
@@ -73,15 +73,15 @@ class Ranking(Grouping, swift=True):
 
 
 class Bins(Grouping, swift=True):
-    """Two groups per anchor and histogram bin: its positives and its negatives, by how much each lies in the bin.
+    """Two groups per anchor and histogram bin, its positives and negatives; a loss is a pair's share in the bin.
 
         term of a = 1 - (1/|P_a|) Σ_b h₊(b) H₊(b) / H(b),   h(b) = Σ_j l(s_aj - center of b),   H(b) = h(1) + ... + h(b)
 
     Bins run from the most similar to the least; H counts both signs. Anchors without positives are left out.
 
     Args:
-        count: how many steps the range of scores has; there is one center more.
-        low: the least score.
+        count: number of steps that divide the range of scores; there is one more center.
+        low: the smallest score.
         high: the largest score.
     """
 
@@ -96,7 +96,7 @@ class Bins(Grouping, swift=True):
         self.high = high
 
     def depth(self, relation: Relation) -> int:
-        """How often the dense engine holds each pair: once per center."""
+        """How often the dense engine holds each pair: once per bin center."""
         return self.count + 1
 
     def split(self, product: Product, pairs: ScoredPairs) -> Problems:  # noqa: D102
@@ -118,14 +118,14 @@ class Bins(Grouping, swift=True):
         above = near.cumsum(dim=1)
         precision = over(near * above, above + far.cumsum(dim=1)).sum(dim=1)
         found = over(precision, total(pairs.positive, pairs.scores))
-        both = pairs.has_positive & pairs.has_negative  # without negatives it is 0 to a rounding
+        both = pairs.has_positive & pairs.has_negative  # without negatives it is 0 up to rounding
         return (Terms(torch.where(both, 1 - found, 0.0), pairs.has_positive),)
 
 
 def _each(
     weigh: UncertaintySet, losses: Tensor, measure: Tensor, there: Tensor, counts: Tensor | None = None
 ) -> Problem:
-    """A problem of losses [n, p, m] with one group per row and p, in which the pairs of a row come again for each p."""
+    """A problem of losses [n, p, m] with one group per row and p; the pairs of a row are repeated for each p."""
     shape = tuple(losses.shape)
     measure = measure[:, None, :].expand(shape)
     measure = measure & there if measure.dtype == torch.bool else measure * there
@@ -134,5 +134,5 @@ def _each(
 
 
 def _sums(problem: Problem, value: Tensor) -> Tensor:
-    """The sum of each group from its mean."""
+    """The sum over each group: its mean times its measure."""
     return value * total(problem.measure, problem.losses)

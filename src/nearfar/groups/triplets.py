@@ -51,13 +51,13 @@ def nearest_difference(s_an: Tensor, s_ap: Tensor, s_pn: Tensor) -> Tensor:
 
 
 class Judge(Part):
-    """Base class of what scores or selects triplets in numbers that a fast path may read."""
+    """Base class of functions that score or select triplets and expose the numbers that define them to fast paths."""
 
     shortcuts = ("angle", "band")
     angle: float | None = None
-    """t of a score that is `AngularScore`; None for any other."""
+    """t, if the score is an `AngularScore`; else None."""
     band: float | None = None
-    """m of a selection that is `SemiHardBand`; None for any other."""
+    """m, if the selection is a `SemiHardBand`; else None."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ class Rule(Part, swift=True):
     def some(
         self, product: Product, pairs: ScoredPairs, real: Tensor, place: Tensor, ranks: Tensor | None, first: int
     ) -> tuple[Tensor, Tensor]:
-        """Losses and measure [n, p, m] of the triplets of some positive pairs.
+        """Losses and measure [n, p, m] of the triplets of a few positive pairs per row.
 
         Args:
             product: the factors of the loss.
@@ -146,7 +146,7 @@ class Rule(Part, swift=True):
             real: [n, p] measure of the positive pairs; 0 for padding.
             place: [n, p] their columns.
             ranks: see `ranks`.
-            first: index of the first of these positive pairs among those of its row.
+            first: index of the first of these positive pairs within its row.
         """
         s_ap = pairs.scores.gather(1, place)[:, :, None]
         if self.wants_reference and pairs.relation.anchors == "representatives":
@@ -236,7 +236,7 @@ class Positive(Grouping, swift=True):
         check_part(type(self).__name__, "rule", self.rule, Rule, "Rule()")
 
     def depth(self, relation: Relation) -> int:
-        """How many triplets a pair has in the dense engine, which holds n x depth x m numbers."""
+        """Number of triplets per pair in the dense engine, which holds n x depth x m numbers."""
         return widest(relation)
 
     def split(self, product: Product, pairs: ScoredPairs) -> Problems:  # noqa: D102
@@ -245,7 +245,7 @@ class Positive(Grouping, swift=True):
 
     def blocks(self, product: Product, pairs: ScoredPairs, most: int) -> Iterator[Problems]:  # noqa: D102
         for losses, measure, real in self.rule.parts(product, pairs, most):
-            # the weight of the positive pair counts in the reduction, not within its group
+            # the weight of the positive pair counts in the reduction, not in its group
             shape = tuple(losses.shape)
             if real.dtype != torch.bool:
                 measure = _where(pairs.negative[:, None, :].expand(shape), measure > 0)
@@ -274,7 +274,7 @@ class Triplets(Grouping, swift=True):
         check_part(type(self).__name__, "rule", self.rule, Rule, "Rule()")
 
     def depth(self, relation: Relation) -> int:
-        """How many triplets a pair has in the dense engine, which holds n x depth x m numbers."""
+        """Number of triplets per pair in the dense engine, which holds n x depth x m numbers."""
         return widest(relation)
 
     def split(self, product: Product, pairs: ScoredPairs) -> Problems:  # noqa: D102

@@ -75,7 +75,7 @@ def psd_reference(
 
 
 class _Cone:
-    """F and its gradient in the coordinates N with M = W N W', where the rows are u W, v W, r W."""
+    """F and its gradient in coordinates N, where M = W N W' and the rows u, v, r become u W, v W, r W."""
 
     def __init__(self, objective: Objective, radius: float | None) -> None:
         eye = torch.eye(objective.width).to(objective.v)

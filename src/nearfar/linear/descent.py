@@ -226,7 +226,7 @@ def descend(
     "exact"   first minimizer along the ray, from the safe one       as "armijo"
     "single"  1/(2q·l₊) of the only triplet, in its stable form      exact
     radius    on the ball |A|_F ≤ R, steps from 1/L(R), projected    |A₊ - A|²/(2η), or c|A₊ - A|²/η where η is longer
-    batch     (safe step of a drawn batch)/(1+t)^decay               none: it certifies the batch's fall, not f's
+    batch     (safe step of a drawn batch)/(1+t)^decay               none: it certifies a decrease for the batch only
 
     The hinge (μ = 0) has no safe step: "armijo" and "exact" start from 1/(2 Σ wb), and stop if no step descends.
 
@@ -294,7 +294,7 @@ def _project(A: Tensor, radius: float | None) -> Tensor:
 
 
 def _base(objective: Objective, A: Tensor, gradient: Tensor, radius: float | None, *, local: bool = False) -> float:
-    """The guaranteed step: the safe step, 1/L(R) on a ball, or for the hinge 1/(2 Σ wb), valid between kinks."""
+    """The step with a guaranteed decrease: the safe step; 1/L(R) on a ball; 1/(2 Σ wb) for the hinge between kinks."""
     if not objective.mu:
         return _inverse(max(objective.bounds()[:2]))
     return (

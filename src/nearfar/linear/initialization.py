@@ -42,7 +42,7 @@ def principal(X: Matrix, components: int) -> Matrix:
 
 
 def discriminant(X: Matrix, labels: NDArray[np.int64], components: int) -> Matrix:
-    """Fisher's discriminant directions, at most classes - 1, then principal ones at `FILL` of their mean length."""
+    """Fisher's discriminant directions, followed by principal ones scaled to `FILL` times the mean length."""
     rows = X[:0]
     if X.any():
         rows = LinearDiscriminantAnalysis().fit(X, labels).scalings_.T[:components]

@@ -218,7 +218,7 @@ class Objective:
         return max(least, first + (second * radius**2 if radius else 0.0))
 
     def local_bounds(self, A: Tensor) -> tuple[float, float, float, float]:
-        """Coefficients of max(c₀, c₁ + c₂ρ + c₃ρ²) ≥ |Hess f| within ρ of A, with |A Bᵢ|_F + ρbᵢ in place of Rbᵢ."""
+        """Coefficients of a curvature bound near A: max(c₀, c₁ + c₂ρ + c₃ρ²) ≥ |Hess f| within distance ρ of A."""
         au, av, _ = self.products(A)
         turn = (self.u * self.v).sum(dim=1) * (au * av).sum(dim=1)
         first, second = (x.square().sum(dim=1) * y.square().sum(dim=1) for x, y in ((au, self.u), (av, self.v)))
@@ -279,7 +279,7 @@ class TripletObjective(Objective):
         return other
 
     def infimum(self, components: int | None = None) -> Infimum:
-        """Bounds of inf f over A [components, m] that are known in closed form.
+        """Bounds of inf f over A [components, m], from cases with a closed form.
 
         With ridge > 0 it is attained. Else, over the triplets of positive weight:
 

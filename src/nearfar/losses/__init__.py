@@ -1,6 +1,6 @@
 """Every named loss, one class each: a recipe of `RobustLoss`. `docs/guides/which-loss.md` says which to use when.
 
-A loss is public once its module names it in `__all__`; nothing is listed here a second time.
+A loss is public if its module names it in `__all__`; there is no second list of losses.
 """
 
 from nearfar._utils.keywords import no_such_name
@@ -28,5 +28,5 @@ __all__ += triplet.__all__
 
 
 def __getattr__(name: str) -> object:
-    """Name ours where a class of PML is asked for."""
+    """Raise an AttributeError that names the class to use instead, for instance for a class of PML."""
     raise no_such_name("nearfar.losses", name, __all__)

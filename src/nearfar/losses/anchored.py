@@ -1,4 +1,4 @@
-"""Losses that weigh the pairs of one anchor, positive and negative apart: lifted structure, multi-similarity, HAP2S."""
+"""Losses that weight an anchor's positive and negative pairs separately: lifted structure, multi-similarity, HAP2S."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class GeneralizedLifted(Recipe):
 
     @classmethod
     def as_in_paper(cls) -> GeneralizedLifted:
-        """Qi et al. 2020, eq. 3: on cosine, summed over anchors, without a margin (its λ cancels)."""
+        """Build the form of Qi et al. 2020, eq. 3: on cosine, summed over anchors, without a margin (its λ cancels)."""
         return cls(margin=0.0, reduction="sum", similarity=Cosine())
 
 

@@ -1,4 +1,4 @@
-"""`Anneal`: hard mining that begins soft. The weights of a group go from even to all on the hardest, step by step."""
+"""`Anneal`: hard mining with a soft start: a group's weights move from uniform to all on the hardest pair."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ __all__ = ["Anneal", "Annealing", "advance"]
 
 @dataclass(frozen=True)
 class Anneal:
-    """The set after t steps is KL(γ) with γ = start·(end/start)^{t/steps}, and from t = steps on `Worst` itself.
+    """A schedule of sets: after t steps KL(γ) with γ = start·(end/start)^{t/steps}, and from t = steps on `Worst`.
 
-    A large γ weighs all pairs of a group the same (Mean), a small one the hardest alone. γ is in the units of the
+    A large γ weights all pairs of a group equally (Mean), a small one only the hardest. γ is in the units of the
     similarity: distances of unit rows lie in [0, 2].
 
     Args:
-        steps: after so many the loss is the plain hard one.
+        steps: number of steps after which the loss is plain hard mining.
         start: γ before the first step.
-        end: γ that would be reached at `steps`, where the maximum takes over.
+        end: γ that would be reached at `steps`, where `Worst` takes over.
 
     >>> [Anneal(10).over(t) for t in (0, 5, 10)]
     [KL(zero='keep', zero_member=False, gamma=1.0, normalized=True), KL(..., gamma=0.1, normalized=True), Worst(...)]
@@ -44,14 +44,14 @@ class Anneal:
             )
 
     def over(self, step: int) -> UncertaintySet:
-        """The set after so many steps."""
+        """The set after `step` steps."""
         if step >= self.steps:
             return Worst()
         return KL(self.start * (self.end / self.start) ** (step / self.steps))
 
 
 class Annealing(nn.Module):
-    """How far an `Anneal` has come; the number of steps is its state, kept in `state_dict`."""
+    """The progress of an `Anneal`; the number of steps is saved in `state_dict`."""
 
     def __init__(self, plan: Anneal) -> None:
         super().__init__()
@@ -60,25 +60,25 @@ class Annealing(nn.Module):
 
     @property
     def over(self) -> UncertaintySet:
-        """The set now."""
+        """The set at the present step."""
         return self.plan.over(self.done)
 
     def step(self) -> None:
-        """One step was made."""
+        """Count one step."""
         self.done += 1
 
     def get_extra_state(self) -> Tensor:  # noqa: D102  (a tensor, as every file format of weights wants them)
         return torch.tensor(self.done)
 
     def set_extra_state(self, state: Tensor) -> None:  # noqa: D102
-        self.done = int(state)  # a plain number: reading it never waits for a device
+        self.done = int(state)  # a plain number, because reading it never waits for a device
 
     def extra_repr(self) -> str:  # noqa: D102
         return f"{self.plan}, done={self.done}"
 
 
 def advance(loss: nn.Module) -> None:
-    """Move every annealing inside a loss on by one step; a loss without one is left as it is."""
+    """Advance every annealing schedule inside a loss by one step; does nothing if there is none."""
     for part in loss.modules():
         if isinstance(part, Annealing):
             part.step()

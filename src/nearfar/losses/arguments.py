@@ -1,4 +1,4 @@
-"""Checks of a loss's call: the relation of its rows."""
+"""Checks the relation that a loss is called with."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["check_relation"]
 def check_relation(
     owner: str, relation: Relation, embeddings: Tensor, ref_emb: Tensor | None, more: tuple[Tensor | None, ...]
 ) -> None:
-    """Demand a relation of these rows and references, on their device, and nothing (`more`) that it already holds."""
+    """Require that a relation fits rows and references and their device, and that no option (`more`) repeats it."""
     square, shape = ref_emb is None, (len(embeddings), len(embeddings if ref_emb is None else ref_emb))
     if relation.device != embeddings.device:
         raise ValueError(

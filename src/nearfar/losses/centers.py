@@ -1,7 +1,7 @@
 """Losses against several learned centers per class: sub-center ArcFace and SoftTriple.
 
-A class with K centers is still one reference row, K vectors side by side; `similarity.Centers` says how similar a row
-is to it, and everything after that is the product of the losses with one vector per class.
+The K centers of a class form one reference row, side by side; `similarity.Centers` defines how similar a row is to a
+class. Everything else is the same product as in the losses with one vector per class.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["SoftTriple", "SubCenterArcFace"]
 
 @dataclass(frozen=True, eq=False)
 class AgainstCenters(Call):
-    """Rows [n, d] against classes [m, centers·d]: the only reference that is wider than the rows."""
+    """Rows [n, d] against classes [m, centers·d]: here the reference is wider than the rows."""
 
     def relation(self) -> Relation:
         assert isinstance(self.labels, Relation)  # noqa: S101 - made by `Proxies`

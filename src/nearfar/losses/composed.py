@@ -1,4 +1,4 @@
-"""`Composed`: losses that are a product after something was made first: proxies, a rectangle, a regularizer."""
+"""`Composed`: losses that are a product after a first step on the batch: proxies, one pair a class, a regularizer."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ __all__ = ["Composed"]
 
 
 class Composed(Recipe):
-    """A recipe whose rows, columns or relation are made from the batch first."""
+    """A recipe that first computes the rows, columns or relation of its product from the batch."""
 
     composed = True
 
     @abstractmethod
     def _inner(self, call: Call) -> Call:
-        """Arguments for the product."""
+        """The arguments of the product, given those of the loss."""
 
     def _extra(self, embeddings: Tensor) -> Tensor | None:
-        """A term beside the product, or None."""
+        """A term to add to the product, or None."""
         return None
 
     def _inside(self, call: Call) -> Call:
@@ -38,7 +38,7 @@ class Composed(Recipe):
         return value if extra is None else value + extra
 
     def _explanation(self, call: Call) -> Explanation:
-        """In the rows and columns of the product."""
+        """The explanation for the rows and columns of the product."""
         found = super()._explanation(self._inside(call))
         extra = self._extra(call.embeddings)
         return found if extra is None else replace(found, value=found.value + extra.detach())

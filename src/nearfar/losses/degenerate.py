@@ -1,4 +1,4 @@
-"""Which rows of a batch had pairs to learn from, and why a batch has none."""
+"""Which rows of a batch have pairs to learn from, and the reason if none has."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ __all__ = ["Had"]
 
 @dataclass(frozen=True, eq=False)
 class Had:
-    """Which rows [n] had a positive and a negative pair before any mining."""
+    """Which rows [n] had a positive and which had a negative pair before mining."""
 
     had_positive: Tensor
     had_negative: Tensor
 
     @property
     def anchors(self) -> Tensor:
-        """Rows with any valid pair."""
+        """Rows with at least one pair."""
         return self.had_positive | self.had_negative
 
     def reason(self) -> str:
-        """Why no anchor has the pairs that a loss needs; reads the data."""
+        """The reason why no anchor has the pairs that a loss needs; reads the data."""
         if not bool(self.anchors.any()):
             return "no two of its rows form a valid pair (a single row, or all are ignored)"
         if not bool(self.had_positive.any()):

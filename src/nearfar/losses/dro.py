@@ -1,4 +1,4 @@
-"""Qi et al.'s losses: one pair loss, and the weights chosen by an uncertainty set over the batch."""
+"""Losses of Qi et al.: one pair loss, and an uncertainty set that weights the pairs of the batch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["DroChiSquare", "DroKL", "DroKLGrouped", "DroTopK", "DroTopKPN", "Dro
 
 Zero = Literal["keep", "drop"]
 MANY = "8B"
-"""K where none is given."""
+"""Default of K."""
 
 
 class DroWorst(Recipe):
@@ -85,7 +85,7 @@ class DroTopK(Recipe):
 
     @classmethod
     def as_in_paper(cls, k_code: int = 80, pair: PairLoss | None = None) -> DroTopK:
-        """As the authors' code counts: its K is half of the paper's, which keeps 4·K_code ordered entries."""
+        """Build the loss with K as in the authors' code, half of the paper's K: the top 4·K_code ordered entries."""
         return cls(k=2 * k_code, pair=pair)
 
 
@@ -119,7 +119,7 @@ class DroTopKPN(Recipe):
 
     @classmethod
     def as_in_paper(cls, k_code: int = 80, pair: PairLoss | None = None) -> DroTopKPN:
-        """As the authors' code counts: the top 2·K_code ordered entries of each sign."""
+        """Build the loss with K as in the authors' code: the top 2·K_code ordered entries of each sign."""
         return cls(k=2 * k_code, pair=pair)
 
 
@@ -158,9 +158,9 @@ class DroKL(Recipe):
 
     @classmethod
     def as_in_paper(cls, gamma: float = 0.1, k_code: int = 80, pair: PairLoss | None = None) -> RobustLoss:
-        """As the authors' code does it, which is not the text's softmax.
+        """Build the loss of the authors' code, which differs from the softmax in the text.
 
-        p ∝ e^{l/γ} - 1 on the 4·K_code largest ordered losses, and the mean of 4·K_code draws from it.
+        Weights p ∝ e^{l/γ} - 1 on the 4·K_code largest ordered losses; the loss is the mean of 4·K_code draws from p.
         """
         calibrated = CalibratedKL(gamma, 4 * k_code)
         return RobustLoss(pair=Hinge() if pair is None else pair, over=Sampled(calibrated, 4 * k_code))

@@ -1,4 +1,4 @@
-"""`explain`: the losses, the weights p* and the dual variables behind a value."""
+"""`explain`: the pair losses, the weights p* and the dual variables behind the value of a loss."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ __all__ = ["Explanation", "explain", "unexplained"]
 
 @dataclass(frozen=True, eq=False)
 class Explanation:
-    """Why a loss has the value it has. Nothing in it carries a gradient.
+    """The pair losses and weights that make up the value of a loss; no tensor in it carries a gradient.
 
     Attributes:
         value: F, what the loss returns.
         losses: [n, m] loss of each pair (of triplets and ranks: [n, P, m], see `positives`; of a histogram
             [n, bins, m]); 0 where there is no pair.
         weights: p* in the same shape: not negative, summing to 1 over each group (with its zero member, if it has one).
-            Where positive and negative pairs form groups of their own, an anchor's weights sum to 1 for each of them.
+            If positive and negative pairs form separate groups, an anchor's weights sum to 1 for each of them.
         dual: [g] the leading dual variable of each group (TopK: threshold, KL: γ·log Σe^{l/γ}, ChiSquare: η, KLBall: γ,
-            Worst: the maximum, Mean: the measure); [2, g], positive first, where the signs form groups of their own.
+            Worst: the maximum, Mean: the measure); [2, g], positive first, if the signs form separate groups.
         active_positives: positive pairs that the gradient moves.
         active_negatives: negative pairs that the gradient moves.
         effective_pairs: (Σq)² / Σq², q = each pair's influence on F: how many pairs the weight is really spread over.
-        weighted_loss: Σ q l, the weighted form; equals F where there is no penalty.
-        influence: q = dF/dl, the weights times what link and reduction make of each group.
+        weighted_loss: Σ q l, the weighted form; equals F if there is no penalty.
+        influence: q = dF/dl: the weights, with the effect of link and reduction on each group.
         pull: [n, m] dF/ds, negative where a pair is drawn together.
         scores: [n, m].
         signs: [n, m] 1 for a positive pair, -1 for a negative pair, 0 where there is none; before any mining.
@@ -65,7 +65,7 @@ class Explanation:
         return f"{float(self.value):.6g}" if self.value.ndim == 0 else f"{len(self.value)} anchors"
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: positive and negative pairs beside each other, and the pairs that are moved most."""
+        """A notebook table: positive and negative pairs side by side, and the pairs with the largest gradient."""
         strength = self.pull.abs()
         share = strength / strength.sum().clamp_min(torch.finfo(strength.dtype).tiny)
         sides = [self.signs > 0, self.signs < 0]
@@ -92,9 +92,9 @@ class Explanation:
 
 
 def explain(product: Product, pairs: ScoredPairs) -> Explanation:
-    """Solve the problems of `pairs` and keep what a value throws away."""
+    """Solve the problems of `pairs`, and keep the weights and dual variables besides the value."""
     with torch.enable_grad():
-        device = pairs.scores.device  # where the scores are is where sets draw, whichever device is the current one
+        device = pairs.scores.device  # sets draw on the device of the scores, whichever device is current
         state = states(device)
         scores = pairs.scores.detach().requires_grad_()
         pairs = replace(pairs, scores=scores)
@@ -103,14 +103,14 @@ def explain(product: Product, pairs: ScoredPairs) -> Explanation:
         (pull,) = torch.autograd.grad(value.sum(), scores, allow_unused=True, materialize_grads=True)
         cut = tuple(replace(problem, losses=problem.losses.detach().requires_grad_()) for problem in problems)
         leaves = tuple(problem.losses for problem in cut)
-        set_states(state, device)  # sets that draw must draw the same pairs again
+        set_states(state, device)  # sets that draw at random must draw the same pairs again
         slopes = torch.autograd.grad(
             _joined(product, pairs, cut).sum(), leaves, allow_unused=True, materialize_grads=True
         )
     influence = [slope.reshape(problem.shape) for slope, problem in zip(slopes, problems, strict=True)]
     duals = [problem.dual() for problem in problems[:2]]
     spread = influence[0] if len(influence) == 1 else influence[0] + influence[1]
-    if len(influence) == 3:  # lifted: the same negative pairs once more, seen from their columns
+    if len(influence) == 3:  # lifted structure: the same negative pairs again, grouped by column
         spread = spread + influence[2].T
     return Explanation(
         value=value.detach(),
@@ -134,7 +134,7 @@ def _joined(product: Product, pairs: ScoredPairs, problems: Problems) -> Tensor:
 
 
 def _losses(problems: Problems) -> Tensor:
-    """One matrix of losses; a pair that two groups share shows the loss it has as a positive pair."""
+    """A matrix of losses; for a pair in two groups, its loss as a positive pair."""
     whole = torch.zeros(problems[0].shape, dtype=problems[0].losses.dtype, device=problems[0].losses.device)
     for problem in reversed(problems):
         there = (problem.measure > 0).reshape(problem.shape)
@@ -143,7 +143,7 @@ def _losses(problems: Problems) -> Tensor:
 
 
 def _signs(pairs: ScoredPairs) -> Tensor:
-    """1, -1 or 0 for each pair, mined or not; one that counts on both sides is shown as positive."""
+    """Sign of each pair before mining: 1, -1, or 0 for none; a pair that is both positive and negative gets 1."""
     before = pairs.relation.dense()
     positive = (pairs.positive > 0) | (before.positive > 0)
     negative = (pairs.negative > 0) | (before.negative > 0)

@@ -1,4 +1,4 @@
-"""The factors of a loss: checked and put together, and kept until a setting of the loss changes."""
+"""The factors of a loss: validated, combined, and cached until a setting of the loss changes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ GROUPS: dict[str, Grouping] = {
     "triplets": Triplets(),
 }
 PLANS = 64
-"""Plans that a loss keeps."""
+"""Number of plans that a loss caches."""
 ENGINES = ("auto", "dense", "tiled", "fused")
 Engine = Literal["auto", "dense", "tiled", "fused"]
 Members = Literal["negative", "all"]
@@ -40,7 +40,7 @@ Sets = UncertaintySet | tuple[UncertaintySet, UncertaintySet]
 
 
 class Factors(TypedDict, total=False):
-    """What a loss is the product of, see `RobustLoss`."""
+    """The factors of a loss; for their meaning see `RobustLoss`."""
 
     pair: Pairs
     over: Sets
@@ -53,7 +53,7 @@ class Factors(TypedDict, total=False):
 
 
 def product_of(owner: str, given: Factors) -> Product:
-    """The checked product of factors."""
+    """Validate factors and combine them into a product."""
     reduction, members = given["reduction"], given["members"]
     check_choice(owner, "reduction", reduction, REDUCTIONS)
     check_choice(owner, "members", members, ("negative", "all"))
@@ -78,7 +78,7 @@ def product_of(owner: str, given: Factors) -> Product:
 
 
 def grouping(owner: str, groups: str | Grouping) -> Grouping:
-    """A grouping by its name, or the one that was given."""
+    """A grouping, given its name or the grouping itself."""
     if isinstance(groups, str):
         check_choice(owner, "groups", groups, GROUPS)
         groups = GROUPS[groups]
@@ -87,7 +87,7 @@ def grouping(owner: str, groups: str | Grouping) -> Grouping:
 
 
 def for_each_sign(owner: str, name: str, value: Any, kind: type[Any], such_as: str) -> tuple[Any, Any]:
-    """The part for positive and that for negative pairs: two that came, or one for both."""
+    """The parts for positive and negative pairs, given two parts or one for both."""
     if isinstance(value, tuple | list):
         if len(value) != 2:
             raise ValueError(
@@ -102,20 +102,20 @@ def for_each_sign(owner: str, name: str, value: Any, kind: type[Any], such_as: s
 
 @dataclass(frozen=True, eq=False)
 class CachedProduct:
-    """The product of a loss, as its settings were when the last one changed.
+    """The product of a loss for its present settings, cached until one of them changes.
 
     Args:
         product: the factors.
-        learned: one of the settings is a tensor, so that the factors are part of the graph of a call.
+        learned: one of the settings is a tensor, so that each call needs a product in its own autograd graph.
     """
 
     product: Product
     learned: bool
     plans: dict[tuple[int, int], tuple[Product, Plan]] = field(default_factory=dict)
-    """By the changes that parts have seen and by rows: the product of such a batch, and its plan."""
+    """By number of part changes and rows: the product for such a batch, and its plan."""
 
     def plan(self, rows: int) -> tuple[Product, Plan]:
-        """The product for a batch of so many rows, and its plan."""
+        """The product for a batch of `rows` rows, and its plan."""
         key = Part.changes, rows
         if key not in self.plans:
             if len(self.plans) >= PLANS:
@@ -125,12 +125,12 @@ class CachedProduct:
         return self.plans[key]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A copy leaves out what is part of a graph."""
+        """Copies and pickles leave out factors that are part of an autograd graph."""
         return (type(None), ()) if self.learned else (CachedProduct, (self.product, False))
 
     @staticmethod
     def of(loss: Any, old: CachedProduct | None) -> CachedProduct:
-        """Make the product of a loss, and register what is given to it or learns, under the names of its places."""
+        """Make the product of a loss; register parts that were given or have parameters as its submodules."""
         given = _given(loss)
         found = CachedProduct(_make(loss, old), any(isinstance(x, Tensor) for x in given.values()))
         product = found.product
@@ -148,18 +148,18 @@ class CachedProduct:
         return found
 
     def make_again(self, loss: Any) -> Product:
-        """The product for one call, with the tensors that are settings now."""
+        """The product for one call, with the present tensors among the settings."""
         return _make(loss, self)
 
 
 def _given(loss: Any) -> dict[int, Any]:
-    """What was given to a loss, by identity."""
+    """The values of a loss's settings, by identity."""
     values = [loss.setting(name) for name in type(loss).settings]
     return {id(x): x for value in values for x in (value if isinstance(value, tuple | list) else (value,))}
 
 
 def _make(loss: Any, old: CachedProduct | None) -> Product:
-    """The product of a loss; the parts that it makes itself are marked, and take over what was theirs before."""
+    """Make the product of a loss; parts that the loss makes itself are marked, and keep their earlier parameters."""
     usual = Factors(groups="batch", link=None, miner=None, reduction="mean", members="negative")
     own: Any = {
         name: loss.setting(name) for name in ("miner", "similarity", "reduction") if name in type(loss).settings
@@ -185,5 +185,5 @@ def _make(loss: Any, old: CachedProduct | None) -> Product:
 
 
 def _own_parameters(part: nn.Module, given: dict[int, Any]) -> dict[str, nn.Parameter]:
-    """The parameters of a part that are no settings of its loss."""
+    """The parameters of a part that are not settings of its loss."""
     return {name: x for name, x in part._parameters.items() if x is not None and id(x) not in given}

@@ -102,7 +102,7 @@ class Margin(Recipe):
         )
 
     def _read_beta(self) -> Tensor | float | None:
-        """β as a distance (the pair loss holds it as the score -β); None where another pair loss was given."""
+        """β as a distance (the pair loss stores the score -β); None if another pair loss was given."""
         pair = self.pair_positive
         return -pair.threshold if isinstance(pair, Hinge) else None
 

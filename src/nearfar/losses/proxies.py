@@ -27,7 +27,7 @@ from nearfar.similarity import NegSquaredEuclidean
 __all__ = ["ArcFace", "CosFace", "NormalizedSoftmax", "ProxyAnchor", "ProxyNCA"]
 
 FEW = 2**20
-"""Logits up to which a cross-entropy is computed at once."""
+"""Largest number of logits for which a cross-entropy is computed at once."""
 
 
 def class_softmax(pair: Pairs) -> Factors:
@@ -36,7 +36,7 @@ def class_softmax(pair: Pairs) -> Factors:
 
 
 class Proxies(Composed, without=("miner",)):
-    """One learned vector per class. Give `loss.parameters()` an optimizer, or the proxies never move.
+    """One learned vector per class. Pass `loss.parameters()` to an optimizer, or the proxies stay as they are.
 
     Args:
         classes: how many proxies.
@@ -51,7 +51,7 @@ class Proxies(Composed, without=("miner",)):
     fixed = frozenset({"classes", "dim"})
 
     swapped = False
-    """Rows of the product are the proxies, columns the batch."""
+    """Whether rows of the product are the proxies, and columns the batch."""
 
     def _begin(self) -> None:
         self.proxies = nn.Parameter(torch.randn(self.classes, self.dim))
@@ -153,10 +153,10 @@ class ProxyAnchor(Proxies):
 
 
 class ClassSoftmax(Proxies, ABC):
-    """Base class of losses that are the cross-entropy of a row over one vector per class.
+    """Base class of losses that are the cross-entropy of a row over one vector per class, computed directly if small.
 
-    With the logits z_k = l(s_k, -1), and z_y = -l(s_y, +1) of the own class, the product is log Σ e^{z_k} - z_y. Small
-    batches on a CPU are computed in this form, which takes fewer steps.
+    With the logits z_k = l(s_k, -1), and z_y = -l(s_y, +1) for the row's class, the product is log Σ e^{z_k} - z_y.
+    Small batches on a CPU are computed in this form, which takes fewer steps.
     """
 
     def _value(self, call: Call) -> Tensor:

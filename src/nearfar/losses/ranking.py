@@ -1,7 +1,7 @@
 """Losses that maximize the average precision of a ranking: FastAP by a histogram, smooth AP by sigmoids.
 
 Their groups (nearfar.groups.ranking) hold every reference once per bin, or once per positive of its anchor, so they
-cost that many times the memory of other losses; `engine="tiled"` computes them in strips.
+need that many times the memory of other losses; `engine="tiled"` computes them in strips.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from nearfar.similarity import Similarity
 __all__ = ["FastAP", "SmoothAP"]
 
 RANGES = {"dot": (-1.0, 1.0), "squared": (-4.0, 0.0), "distance": (-2.0, 0.0)}
-"""The least and the largest score of unit rows, by the form of the similarity."""
+"""The smallest and largest score of unit rows, by the form of the similarity."""
 
 
 class Sigmoid(PairLoss, swift=True):
-    """l = 1 / (1 + e^{-s/τ}), of a difference of scores: how far one reference stands before another.
+    """l = 1 / (1 + e^{-s/τ}) of a difference of scores: a smooth count of whether one reference ranks before another.
 
     Args:
         temperature: τ.
@@ -39,7 +39,7 @@ class Sigmoid(PairLoss, swift=True):
 
 
 class Triangle(PairLoss, swift=True):
-    """l = [1 - |s|/w]₊, of a score less the center of a bin: how much of a pair lies in the bin.
+    """l = [1 - |s|/w]₊ of a score minus a bin's center: the share of a pair that falls in the bin.
 
     Args:
         width: w, the distance of two centers.
@@ -52,7 +52,7 @@ class Triangle(PairLoss, swift=True):
 
 
 class FastAP(Recipe):
-    """FastAP: one less the average precision, from a soft histogram of the scores of each anchor.
+    """FastAP: one minus the average precision, from a soft histogram of the scores of each anchor.
 
         mean over anchors of  1 - (1/|P_i|) Σ_b h₊(b)·H₊(b)/H(b),  h a histogram and H its running sum
 
@@ -83,7 +83,7 @@ class FastAP(Recipe):
 
 
 class SmoothAP(Recipe):
-    """Smooth AP: one less the average precision, with sigmoids in place of the steps of a rank.
+    """Smooth AP: one minus the average precision, with sigmoids in place of the step functions of a rank.
 
         mean over anchors of  1 - (1/|P_i|) Σ_{p ∈ P_i} (1 + Σ_{P_i∖p} σ_jp) / (1 + Σ_{P_i∖p} σ_jp + Σ_{N_i} σ_jp)
         σ_jp = 1 / (1 + e^{-(s_ij - s_ip)/τ})
@@ -115,7 +115,7 @@ class SmoothAP(Recipe):
 
 
 def _range(owner: str, similarity: Similarity | None) -> tuple[float, float]:
-    """The least and the largest score of unit rows."""
+    """The smallest and largest score of unit rows."""
     check_part(owner, "similarity", similarity, Similarity, "nf.similarity.Cosine()")
     assert similarity is not None  # noqa: S101
     if not similarity.normalize or similarity.form is None:

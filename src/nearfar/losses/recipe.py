@@ -1,4 +1,4 @@
-"""`Recipe`: the base class of named losses, which make the factors of a `RobustLoss` from settings of their own."""
+"""`Recipe`: the base class of named losses, which derive the factors of a `RobustLoss` from a few settings."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ __all__ = ["Recipe"]
 
 
 class Recipe(RobustLoss, ABC, without=("over", "groups", "link", "reduction", "members")):
-    """A loss that makes its factors from settings: its arguments, which can be read and set at any time.
+    """A loss that derives its factors from settings: constructor arguments that can be read and set at any time.
 
-    The next call follows, on every engine. A part that was given, such as a pair loss, is a setting too and may be
-    changed itself; what the loss makes from its settings refuses changes.
+    A change takes effect at the next call, on every engine. A part that was given, such as a pair loss, is a setting
+    too and may be modified itself; parts that the loss made from its settings refuse changes.
 
     Args:
         pair: the pair loss l(s, sign), or two of them (positive, negative), in place of the one that the loss makes.
@@ -27,4 +27,4 @@ class Recipe(RobustLoss, ABC, without=("over", "groups", "link", "reduction", "m
 
     @abstractmethod
     def factors(self) -> Factors:
-        """The factors as the settings are now. A given `pair` stands in for the one made here."""
+        """The factors for the present settings; a given `pair` later replaces the pair loss returned here."""

@@ -1,8 +1,8 @@
 """`RobustLoss`: the product of pair loss x uncertainty set x groups x link, as a PyTorch module.
 
-    F = max over p in U of  Σ p_ij l_ij  (- penalty),   per group, joined by a link and reduced
+    F = max over p in U of  Σ p_ij l_ij  (- penalty),   per group, combined by a link and reduced
 
-Named losses (nearfar.losses) are one-line recipes of it.
+Most named losses (nearfar.losses) are recipes of it.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ Labels = Tensor | Relation | None
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """The arguments of one call, see `Loss.forward`, and the processes that share its work, each holding all of it.
+    """The arguments of one call, see `Loss.forward`, and the processes that share its work, each with all rows.
 
-    A recording knows more: the type that products may be taken in, and the most positives of a row.
+    Recordings also set the dtype of the products and the largest number of positives per row.
     """
 
     owner: str
@@ -70,7 +70,7 @@ class Call:
 
     @property
     def reference(self) -> Tensor:
-        """The rows that are compared with: the batch itself, where no others came."""
+        """The reference rows: the batch itself if no others were given."""
         return self.embeddings if self.ref_emb is None else self.ref_emb
 
     @property
@@ -79,7 +79,7 @@ class Call:
         return len(self.embeddings), len(self.reference)
 
     def relation(self) -> Relation:
-        """The checked relation: as given, from labels, or left open where an index tuple says which pairs there are."""
+        """The validated relation: as given, made from labels, or without pairs if an index tuple lists them."""
         if self.ref_emb is not None:
             check_reference_rows(self.owner, self.embeddings, self.ref_emb)
         if self.indices is not None:
@@ -95,7 +95,7 @@ class Call:
                 raise ValueError(
                     f"{self.owner}: labels are missing; pass a 1-D integer tensor, an nf.Relation, or an index tuple."
                 )
-            # no two rows are positives of each other, and no matrix has to say so
+            # no two rows are positives of each other, which needs no matrix
             n, m = self.shape
             each = torch.arange(n + m, device=self.embeddings.device)
             return Relation.from_labels(each[:n], None if self.ref_emb is None else each[n:], **ids)
@@ -109,11 +109,11 @@ class Call:
 
 @dataclass_transform(kw_only_default=True, field_specifiers=(field,))
 class Loss(Settings, ABC):
-    """A metric-learning loss: called with embeddings and labels, and able to explain itself."""
+    """Base class of metric-learning losses: called with embeddings and labels, explained by `explain`."""
 
     keyword_only = True
     owner = ""
-    """The name in messages; that of the class, unless the loss is part of another one."""
+    """The name used in messages: the class name, unless an outer loss sets its own."""
 
     def _prepare(self) -> None:
         self.owner = type(self).__name__
@@ -152,7 +152,7 @@ class Loss(Settings, ABC):
         return self._judged(Call(self.owner, embeddings, labels, indices, ref_emb, ref_labels, ids, ref_ids))
 
     def _judged(self, call: Call) -> Tensor:
-        """Validate the embeddings, switch autocast off, compute the value."""
+        """Validate the embeddings, then compute the value without autocast."""
         check_embeddings(self.owner, "embeddings", call.embeddings)
         with torch.autocast(device_type=call.embeddings.device.type, enabled=False):
             recorded = call.embeddings.device.type in DEVICES and not torch.compiler.is_compiling()
@@ -164,7 +164,7 @@ class Loss(Settings, ABC):
             return self._value(call)
 
     def _core(self) -> Any:
-        """The product inside, if a call depends on its arguments, parameters and settings alone; else None."""
+        """The inner `RobustLoss`, if a call depends only on its arguments, parameters and settings; else None."""
         return None
 
     def explain(
@@ -182,7 +182,7 @@ class Loss(Settings, ABC):
         return self._examined(Call(self.owner, embeddings, labels, indices, ref_emb, ref_labels, ids, ref_ids))
 
     def _examined(self, call: Call) -> Explanation:
-        """Validate the embeddings, switch autocast off, explain the value."""
+        """Validate the embeddings, then compute the explanation without autocast."""
         check_embeddings(self.owner, "embeddings", call.embeddings)
         with torch.autocast(device_type=call.embeddings.device.type, enabled=False):
             check_placed(self.owner, self, call.embeddings.device)
@@ -190,9 +190,9 @@ class Loss(Settings, ABC):
 
 
 class RobustLoss(Loss):
-    """A loss that is a worst case over pair weights.
+    """A loss that is a worst case over the weights of its pairs.
 
-    Its arguments are settings: read and set them at any time, and the next call follows, on every engine.
+    Its arguments are settings: they can be read and set at any time; a change takes effect at the next call.
 
     Args:
         pair: the pair loss l(s, sign), or two of them (positive, negative).
@@ -227,22 +227,22 @@ class RobustLoss(Loss):
     engine: Engine = "auto"
 
     usual: ClassVar[dict[str, Callable[[], Part]]] = {"similarity": Cosine}
-    """What makes the parts that are not given."""
+    """Factories of the parts that are not given."""
     anchors: ClassVar[Anchors] = "representatives"
     """Which rows act as anchors when class representatives are marked."""
     among_representatives: ClassVar[bool] = False
-    """Negative pairs of two representatives count, even where the relation leaves them out."""
+    """Whether negative pairs of two representatives count even if the relation leaves them out."""
     listed_once = False
-    """A pair that an index tuple lists several times, as triplets do, counts once."""
+    """Whether a pair that an index tuple lists several times, as triplets do, counts once."""
     listed_apart = False
-    """A pair that an index tuple lists both as positive and as negative is an error."""
+    """Whether a pair listed both as positive and as negative is an error."""
     composed: ClassVar[bool] = False
-    """Rows, columns or relation of the product are made from the batch first."""
+    """Whether rows, columns or relation of the product are first computed from the batch."""
     tile = cast("int | None", None)
-    """Rows in a strip of the tiled engine; None for a height that suits the processor's cache."""
+    """Rows per strip of the tiled engine; None for a height that suits the processor's cache."""
 
     def factors(self) -> Factors:
-        """The factors as the settings are now; miner, similarity and reduction are the settings where left out."""
+        """The factors for the present settings; miner, similarity and reduction come from the settings if left out."""
         return Factors(pair=self.pair, over=self.over, groups=self.groups, link=self.link, members=self.members)
 
     def _prepare(self) -> None:
@@ -253,7 +253,7 @@ class RobustLoss(Loss):
 
     def _store(self, name: str, value: Any) -> None:
         super()._store(name, self.usual[name]() if value is None and name in self.usual else value)
-        if name in self._modules:  # a part is registered by its place in the product
+        if name in self._modules:  # a part is registered under the name of its place in the product
             self.__dict__[name] = self._modules.pop(name)
 
     def _remake(self) -> None:
@@ -264,21 +264,21 @@ class RobustLoss(Loss):
 
     @property
     def plan(self) -> Plan:
-        """How the loss is computed, in symbols; `loss.plan.refused` says what keeps it from the operators."""
+        """How the loss is computed, in symbols; `loss.plan.refused` says why the operators cannot compute it, if so."""
         return make_plan(self.product.at(64))  # counts such as "8B" follow the batch
 
     @property
     def product(self) -> Product:
-        """The factors, as an engine takes them: kept until a setting changes, and made anew while one is learned."""
+        """The factors as engines take them; cached until a setting changes, or made each call if one is learned."""
         kept = self._cached
-        if kept is None:  # of a copy
+        if kept is None:  # after a copy
             kept = self._cached = CachedProduct.of(self, None)
         found = self._now(kept.make_again(self) if kept.learned else kept.product)
         similarity = called(found.similarity)
         return found if similarity is found.similarity else replace(found, similarity=similarity)
 
     def _now(self, product: Product) -> Product:
-        return product  # a loss may change it from step to step
+        return product  # subclasses may change it from step to step
 
     pair_positive = property(lambda self: self.product.positive, doc="The pair loss of positive pairs.")
     pair_negative = property(lambda self: self.product.negative, doc="The pair loss of negative pairs.")
@@ -287,7 +287,7 @@ class RobustLoss(Loss):
 
     @property
     def exact_gradient(self) -> bool:
-        """Whether the gradient is that of the value: not where weights are held constant on purpose, or drawn."""
+        """Whether the gradient is that of the value; False if weights are held constant or drawn at random."""
         product = self.product
         factors = product.positive, product.negative, product.over_positive, product.over_negative
         return all(x.exact_gradient for x in factors)
@@ -311,7 +311,7 @@ class RobustLoss(Loss):
         if found is not None:
             self._warn(call, relation, product, Had(*found[1:]))
             return found[0].to(x.dtype)
-        # what is not dealt out to ranks is done whole on each: the same numbers, so the same draws too
+        # work that is not split over ranks is repeated on each, so each must draw the same random numbers
         ranks = None if call.ranks is None or not product.draws else call.ranks
         with nullcontext() if ranks is None else ranks.same_draws(x.device):
             more: Any = {"once": self.listed_once, "raw": (x, y), "ranks": call.ranks}
@@ -322,7 +322,7 @@ class RobustLoss(Loss):
             return dense_value(product, pairs).to(x.dtype)
 
     def _is_small(self, call: Call) -> bool:
-        """Whether "auto" is dense for so few pairs, whatever the loss: a decision that needs no plan."""
+        """Whether "auto" uses the dense engine for any loss with so few pairs; known without a plan."""
         (n, m), least = call.shape, auto.LEAST.get(call.embeddings.device.type, auto.Least(0, 0))
         small = n * m < min(least.operators, auto.SHARED) and n * m * m < auto.MOST
         return small and self.engine == "auto" and call.indices is None
@@ -343,11 +343,11 @@ class RobustLoss(Loss):
 
     @constant_when_compiled
     def _plan_once(self, rows: int) -> Plan:
-        """The plan for a batch of so many rows; a compiled call keeps that of its first one."""
+        """The plan for a batch of `rows` rows; a compiled call keeps that of its first run."""
         return make_plan(self.product.at(rows))
 
     def _planned(self, product: Product, rows: int) -> tuple[Product, Plan]:
-        """The product for a batch of so many rows and its plan, kept until a setting of the loss or a part changes."""
+        """The product for a batch of `rows` rows and its plan, cached until a setting of the loss or a part changes."""
         if torch.compiler.is_compiling():
             return product.at(rows), self._plan_once(rows)
         kept = self._cached
@@ -357,7 +357,7 @@ class RobustLoss(Loss):
         return kept.plan(rows)
 
     def _warn(self, call: Call, relation: Relation, product: Product, had: Had | None) -> None:
-        """Say once why a batch holds nothing to learn from; on a GPU, a call later and without a stall."""
+        """Warn once why a batch has nothing to learn from; on a GPU at a later call, which avoids a stall."""
         if self._warned or call.indices is not None or torch.compiler.is_compiling():
             return
         if had is None:
@@ -371,7 +371,7 @@ class RobustLoss(Loss):
             self._say(had.reason())
 
     def heed(self) -> None:
-        """Say what an earlier batch on a GPU has told by now."""
+        """Emit the warning about an earlier batch on a GPU, if one is due."""
         if not self._warned and self._deferred.take():
             self._say("an earlier batch had no pair to learn from")
 
@@ -386,7 +386,7 @@ class RobustLoss(Loss):
 
 
 def _teaching(product: Product, had: Had) -> Tensor:
-    """Anchors [n] with the pairs that a loss needs, whatever its miner later keeps."""
+    """Anchors [n] with the pairs that a loss needs, before mining."""
     groups, link, miner = product.groups, product.link, product.miner
     linked = isinstance(groups, AnchorSign) and link is not None and link.both
     if linked or groups.needs == "both" or (miner is not None and miner.both):
@@ -395,6 +395,6 @@ def _teaching(product: Product, had: Had) -> Tensor:
 
 
 def _zero(call: Call) -> Tensor:
-    """A zero that keeps the graph of a batch without rows."""
+    """A zero connected to the autograd graph, for a batch without rows or references."""
     x, y = widen(call.embeddings, call.reference)
     return x.sum() * 0 if y is None else x.sum() * 0 + y.sum() * 0

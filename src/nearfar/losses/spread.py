@@ -1,4 +1,4 @@
-"""`SpreadFloor`: a term that keeps the rows of a batch from falling into one or two heaps."""
+"""`SpreadFloor`: a term that keeps the rows of a batch from collapsing into one or two clusters."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from nearfar.losses.robust import Call, Loss
 __all__ = ["SpreadFloor", "spread"]
 
 LEAST = 1e-6
-"""Added to the spread, so that rows which are all equal give a finite number: float32 knows it no better."""
+"""Added to the spread, so that equal rows give a finite value; float32 is no more accurate."""
 
 
 class SpreadFloor(Loss):
-    """A loss plus a barrier that rises without bound as the rows of the batch fall into a single line.
+    """A loss plus a barrier that grows without bound as the rows of the batch collapse onto a single line.
 
         loss + weight · [ log(floor / V) ]₊,    V = mean over pairs of rows of  1 - cos²  = 1 - (‖UᵀU‖² - n) / (n(n-1))
 
-    U are the n rows divided by their lengths. V is 0 where all rows are alike, and also where they are two opposite
-    heaps. Heaps of equal size at right angles, h of them, have V = 1 - 1/h; rows without any order in d dimensions
-    1 - 1/d; C classes as far apart as they can be (a simplex) 1 - 1/(C-1)². Positive pairs count as well, so that no
-    labels are needed: with M of n rows in a class they take about (M-1)/(n-1) off. So a floor must lie below
-    1 - 1/d - (M-1)/(n-1), and ½ does for d ≥ 3 and batches of six classes or more.
+    U are the n rows, normalized. V is 0 if all rows are equal, and also if they form two opposite clusters. Clusters of
+    equal size at right angles, h of them, have V = 1 - 1/h; random rows in d dimensions have 1 - 1/d; C classes as far
+    apart as possible (a simplex) have 1 - 1/(C-1)². Positive pairs count as well, so that no
+    labels are needed: with M of n rows in a class they reduce V by about (M-1)/(n-1). So a floor must lie below
+    1 - 1/d - (M-1)/(n-1); ½ does for d ≥ 3 and batches of six classes or more.
 
-    At collapse a loss of hard mining is bounded, and its gradient on two rows is as large whatever their distance is.
-    This term is not, and its gradient grows as one over the distance. Above the floor it is 0, and the loss is what it
-    was.
+    At collapse, a hard-mining loss is bounded, and its gradient on two rows does not depend on their distance. This
+    term is unbounded, and its gradient grows like one over the distance. Above the floor it is 0, which leaves the loss
+    unchanged.
 
     Args:
         loss: any loss of `nf.losses`.
@@ -77,26 +77,26 @@ class SpreadFloor(Loss):
         return self.weight * torch.relu(torch.log(self.floor / (spread(embeddings.to(wide)) + LEAST)))
 
     def step(self) -> None:
-        """Count a step of training, for a loss inside that anneals."""
+        """Count a training step, in case the wrapped loss anneals."""
         advance(self.loss)
 
     def _value(self, call: Call) -> Tensor:
         return self.loss._value(call) + self.barrier(call.embeddings)
 
     def _explanation(self, call: Call) -> Explanation:
-        """Of the loss inside; the value holds the barrier too."""
+        """The explanation of the wrapped loss, with the barrier included in the value."""
         found = self.loss._explanation(call)
         return replace(found, value=found.value + self.barrier(call.embeddings).detach())
 
 
 def spread(embeddings: Tensor) -> Tensor:
-    """V, the mean over pairs of rows [n, d] of 1 - cos²: from 0, all on one line, towards 1; 1 for fewer than two rows.
+    """V, the mean over pairs of rows [n, d] of 1 - cos²: 0 on one line, 1 for fewer than two rows.
 
-    It takes n·d² multiplications and d² numbers, however many rows there are.
+    It takes n·d² multiplications and memory for d² numbers, however many rows there are.
     """
     n = len(embeddings)
     if n < 2:
         return embeddings.sum() * 0 + 1
     rows = nn.functional.normalize(embeddings, dim=1)
-    # a row of length 0 has no direction and meets none; each row's pair with itself is taken off
+    # a row of length 0 has no direction and adds nothing; each row's pair with itself is subtracted
     return 1 - ((rows.T @ rows).square().sum() - rows.square().sum(dim=1).square().sum()) / (n * (n - 1))

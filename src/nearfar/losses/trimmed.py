@@ -1,4 +1,4 @@
-"""Losses for wrong labels: the hardest pairs are left out, of both signs together or of the positive ones alone."""
+"""Losses for noisy labels: the hardest pairs are left out, of both signs together or of the positive ones only."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["DroTrimmed", "DroTrimmedPN"]
 
 
 def _check_share(owner: str, name: str, value: object) -> None:
-    """Require a share below 1."""
+    """Require a share in [0, 1)."""
     allowed = "the share of wrong labels, from 0 to below 1,"
     if not 0 <= number_of(owner, name, value, allowed, learned=False) < 1:
         raise ValueError(f"{owner}: {name} must be {allowed} but came as {value!r}.")
@@ -26,12 +26,12 @@ Share = Annotated[float, _check_share]
 
 
 class DroTrimmed(Recipe):
-    """Trimmed top-K: leave out the T hardest pairs of the batch, then the mean of the next K, for noisy labels.
+    """Trimmed top-K, for noisy labels: leaves out the T hardest pairs of the batch, then takes the mean of the next K.
 
         (1/K) Σ_{r = T+1..T+K} l_r,  l_1 ≥ l_2 ≥ ... the pair losses of the batch
 
-    Of the pairs called positive a share 1 - (1 - ν)² is wrong where a share ν of the labels is, and these are the
-    hardest; with M samples a class and B rows they are T = B(M - 1)/2·(1 - (1 - ν)²).
+    If a share ν of the labels is wrong, so is a share 1 - (1 - ν)² of the positive pairs, and these are the hardest;
+    with M samples per class and B rows their number is T = B(M - 1)/2·(1 - (1 - ν)²).
 
     Algebra: pair x Trimmed(T, K) x batch, on cosine. No worst case over a set: see `nf.sets.Trimmed`.
 
@@ -63,14 +63,14 @@ class DroTrimmed(Recipe):
 
 
 class DroTrimmedPN(Recipe):
-    """Trimmed per sign, for noisy labels: the positive pairs without the hardest, against the K hardest negative pairs.
+    """Trimmed per sign, for noisy labels: positive pairs without the hardest, and the K hardest negative pairs.
 
         mean_P l_ij + mean_N l_ij
         P: positive pairs without the hardest share 1 - (1 - ν)²,  N: the K hardest negative
 
-    A pair is called positive in error where one of its two labels is wrong: a share 1 - (1 - ν)² of them, where a share
-    ν of all labels is. A wrong label makes a negative pair wrong only by chance, and those are few among many; so
-    positive pairs are trimmed, those of each batch by that share, and negative pairs are not.
+    A positive pair is wrong if one of its labels is: with a share ν of wrong labels, a share 1 - (1 - ν)² of the
+    positive pairs. A wrong label makes a negative pair wrong only by chance, which is rare. So in each batch that share
+    of the positive pairs is left out, and no negative pairs are.
 
     Algebra: pair x (Trimmed, TopK(K)) x sign, on cosine. No worst case over a set: see `nf.sets.Trimmed`.
 

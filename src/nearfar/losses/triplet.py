@@ -1,4 +1,4 @@
-"""Losses of triplets: the triplet loss in its minings, and the angular loss."""
+"""Losses of triplets: the triplet loss with its kinds of mining, and the angular loss."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class Triplet(Recipe):
         self._changed("anneal")
 
     def _changed(self, name: str) -> None:
-        """Another plan begins anew."""
+        """If the schedule is replaced, start the new one from its beginning."""
         if name == "anneal":
             plan = _anneal(self.anneal, self.mining)
             self._modules.pop("annealing", None)
@@ -99,19 +99,19 @@ class Triplet(Recipe):
                 self._modules["annealing"] = Annealing(plan)
 
     def _now(self, product: Product) -> Product:
-        """With annealing, the set that it has come to."""
+        """The product with the set of the present annealing step, if any."""
         annealing = self._modules.get("annealing")
         if not isinstance(annealing, Annealing):
             return product
         return replace(product, over_positive=annealing.over, over_negative=annealing.over)
 
     def step(self) -> None:
-        """Count a step of training, for `anneal`; without it nothing changes."""
+        """Count a training step, for `anneal`; does nothing without it."""
         advance(self)
 
     @classmethod
     def as_in_paper(cls, margin: float = 0.1, smooth: float = 0.0) -> Triplet:
-        """Jaffe 2020 and Can et al. 2019: squared distances, of unit rows."""
+        """Build the form of Jaffe 2020 and Can et al. 2019, with squared distances of unit rows."""
         return cls(margin=margin, smooth=smooth, similarity=NegSquaredEuclidean())
 
 

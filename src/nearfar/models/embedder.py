@@ -62,7 +62,7 @@ class Embedder(Keywords, nn.Module):
                 f"Embedder: flip mirrors pictures [c, h, w], but inputs have the shape {list(self.size)}; leave it out."
             )
         self.compiled: tuple[Callable[[Tensor], Tensor], ...] = ()
-        """The trunk compiled for training, see `nearfar.train.build`; in a tuple, as it is no submodule."""
+        """The trunk compiled for training, see `nearfar.train.build`; in a tuple, so that it is not a submodule."""
         features = self.features(self.size)
         self.embedding_dim = embedding_dim or hidden or features
         self.head = _head(features, embedding_dim, hidden, bn_neck)
@@ -101,7 +101,7 @@ class Embedder(Keywords, nn.Module):
 
 
 def _generalized_mean(maps: Tensor) -> Tensor:
-    """Radenović, Tolias & Chum 2019, with their p = 3; in float32 or more, because cubes of bf16 keep two digits."""
+    """Generalized-mean pooling (Radenović, Tolias & Chum 2019) with p = 3; in float32, as cubes of bf16 lose digits."""
     exact = maps if maps.dtype == torch.float64 else maps.float()
     # the root has an infinite slope at 0
     return exact.clamp(min=SMALLEST).pow(3).mean(dim=(2, 3)).pow(1 / 3)
@@ -192,5 +192,5 @@ def group_norms(model: nn.Module, groups: int = 8) -> int:
 
 
 def _freeze(layer: nn.Module, _: Any) -> None:
-    """A hook, because `model.train()` would set the mode of every part again."""
+    """Registered as a hook, because `model.train()` would set the mode of every part again."""
     layer.training = False

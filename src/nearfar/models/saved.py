@@ -30,7 +30,7 @@ FORMAT = 1
 KEY = "nearfar"
 """The one key in the metadata of a file: safetensors would write several in random order."""
 LATER = {"flip": False}
-"""Settings added since format 1, with their value in files without them; at this value they are not written."""
+"""Settings added after format 1, with the value that files without them imply; written only if they differ from it."""
 LARGEST = 1 << 24
 """The most numbers in one input, and units in a layer, that a description may ask for."""
 

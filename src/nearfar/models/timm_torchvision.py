@@ -19,7 +19,7 @@ __all__ = ["Backbone", "from_timm", "from_torchvision"]
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 Backbone = tuple[nn.Module, Shape, tuple[float, ...], tuple[float, ...]]
-"""Trunk, shape of an input, mean, std."""
+"""Trunk, input shape, mean, std."""
 CLASSIFIERS = ("fc", "classifier", "head", "heads", "aux1", "aux2", "AuxLogits")
 """Names of torchvision's classifier layers."""
 

@@ -32,7 +32,7 @@ __all__ = [
     "utils",
 ]
 
-sys.meta_path.insert(0, Finder())  # else PML's files would be run a second time, under our names
+sys.meta_path.insert(0, Finder())  # otherwise PML's files would run a second time under our names
 
 
 def __getattr__(name: str) -> Any:

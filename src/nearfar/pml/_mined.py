@@ -1,4 +1,4 @@
-"""`Mined`: the index tuple of one of our miners, which remembers the masks that it was made from."""
+"""`Mined`: the index tuple of one of our miners, together with the masks that it was made from."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["Mined"]
 
 
 class Mined(tuple[Tensor, ...]):
-    """An index tuple as PML's miners give it, with masks of the chosen pairs for a loss that follows.
+    """An index tuple like those of PML's miners, with masks of the chosen pairs for the loss that uses it.
 
     Args:
         indices: (anchor, positive, anchor, negative), or (anchor, positive, negative).
@@ -31,7 +31,7 @@ class Mined(tuple[Tensor, ...]):
     _versions: list[int]
 
     def masks(self, shape: tuple[int, int]) -> tuple[Tensor, Tensor] | None:
-        """The masks for a batch of this shape; None where there are none, or where an index was changed since."""
+        """The masks for a batch of this shape; None if there are none, or if an index was modified since."""
         if self._masks is None or self._masks[0].shape != shape:
             return None
         return self._masks if [each._version for each in self] == self._versions else None

@@ -1,8 +1,8 @@
-"""Modules of `nearfar.pml` that are pytorch-metric-learning's, some with a few names replaced by ours.
+"""Modules of `nearfar.pml`: those of pytorch-metric-learning, some with a few names replaced by ours.
 
-`import nearfar.pml.X` gives PML's module X itself where nothing in it is ours. A module in `losses` or `miners`, such
-as `nearfar.pml.losses.contrastive_loss`, has the names of PML's module, with our classes in place of those that they
-derive from.
+`import nearfar.pml.X` gives PML's module X itself if nothing in it is ours. A module in `losses` or `miners`, such as
+`nearfar.pml.losses.contrastive_loss`, has the names of PML's module, with our classes in place of the PML classes
+that they derive from.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from typing import Any
 HERE = "nearfar.pml"
 THERE = "pytorch_metric_learning"
 REPLACED = ("losses", "miners")
-"""Packages in which some classes are ours."""
+"""Packages in which some classes are nearfar's."""
 
 
 def delegate(module: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """`__getattr__` and `__dir__` of one of our modules with all names of PML's module of the same path."""
+    """`__getattr__` and `__dir__` for one of our modules, which add all names of PML's module of the same path."""
     theirs = import_module(module.replace(HERE, THERE, 1))
 
     def fetch(name: str) -> Any:
@@ -43,14 +43,14 @@ class Finder(MetaPathFinder, Loader):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The specification of a module below `nearfar.pml`, if PML has one of that path."""
+        """The spec of a module below `nearfar.pml`, if PML has a module of that path."""
         if not fullname.startswith(f"{HERE}.") or fullname.removeprefix(f"{HERE}.") in REPLACED:
             return None
         theirs = find_spec(fullname.replace(HERE, THERE, 1))
         return theirs and spec_from_loader(fullname, self, is_package=theirs.submodule_search_locations is not None)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """PML's own module, or a copy of its names with ours among them."""
+        """PML's own module, or a module with PML's names and our classes."""
         theirs = import_module(spec.name.replace(HERE, THERE, 1))
         package = spec.name.split(".")[2]
         if package not in REPLACED:
@@ -64,7 +64,7 @@ class Finder(MetaPathFinder, Loader):
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """Give PML's own module its specification back; there is no code to run."""
+        """Restore the spec of PML's own module; there is no code to run."""
         spec = module.__spec__
         if spec is not None and spec.loader_state is not None:
             module.__spec__ = spec.loader_state

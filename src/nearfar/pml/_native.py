@@ -1,8 +1,8 @@
-"""What the losses and the miners of `nearfar.pml` share: when our code may run in place of PML's.
+"""Shared by the losses and miners of `nearfar.pml`: decides when our code may run instead of PML's.
 
-A class here derives from PML's, so that settings, hooks, errors, `repr`, state dicts and `isinstance` are PML's. Its
-`forward` asks whether all that would be computed is known: the class and its methods, the distance and the reducer, the
-types of the arguments. If so our code runs, with the settings as they are at this call; otherwise PML's own `forward`.
+A class here derives from PML's class, so that settings, hooks, errors, `repr`, state dicts and `isinstance` are PML's.
+Its `forward` checks that everything involved is known: the class and its methods, the distance, the reducer, the types
+of the arguments. If so, our code runs with the present settings; otherwise PML's own `forward` does.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ Indices = tuple[Tensor, ...]
 Number = TypeVar("Number", float, Tensor)
 ROWS = frozenset({Tensor, nn.Parameter})
 SCALARS = (bool, int, float, str, type(None))
-"""Types of settings with which our losses are made; with others, such as a tensor, PML computes."""
+"""Types of settings that nearfar's losses accept; with others, such as a tensor, PML computes."""
 
 
 @dataclass(frozen=True, eq=False)
 class Total(Mean):
-    """The sum F = Σ wᵢlᵢ: the mean without its denominator; its weights sum to the measure, not to 1."""
+    """The sum F = Σ wᵢlᵢ: the mean without its denominator. Its weights sum to the measure, not to 1."""
 
     def _weights(self, l: Tensor, w: Tensor, dual: Dual) -> Tensor:
         return w.to(l.dtype)
@@ -45,14 +45,14 @@ class Total(Mean):
 
 @dataclass(frozen=True, eq=False)
 class Setup:
-    """The distance and the reducer of a loss in our terms.
+    """The distance and reducer of a PML loss, converted to nearfar's.
 
     Args:
-        similarity: the distance, larger = more similar.
-        inverted: whether larger numbers of PML's distance mean more similar, too.
+        similarity: the distance as a similarity (larger = more similar).
+        inverted: PML's distance is itself a similarity: larger numbers mean more similar.
         reducer: the class of PML's reducer.
-        reduction: the reducer where there is one term per anchor or positive pair.
-        over: the reducer where pairs or triplets are the terms.
+        reduction: the reducer, if terms are anchors or positive pairs.
+        over: the reducer, if terms are pairs or triplets.
     """
 
     similarity: Similarity
@@ -80,7 +80,7 @@ def _methods(kind: Any) -> frozenset[str]:
 
 
 def is_plain(module: Any) -> bool:
-    """Whether a module does what its class says: no hook, no method of the object alone, no statistics."""
+    """Whether a module behaves as its class defines: no hooks, no methods replaced on the instance, no statistics."""
     kind: Any = type(module)
     held = module.__dict__
     counts = held.get("collect_stats") or held.get("_record_these_stats")
@@ -88,14 +88,14 @@ def is_plain(module: Any) -> bool:
 
 
 def is_ours(module: Any) -> bool:
-    """Whether a loss or a miner is one of the classes of `nearfar.pml`, not a subclass of one, and is plain."""
+    """Whether a loss or miner is exactly one of the classes of `nearfar.pml` and is plain."""
     return type(module).__module__.startswith("nearfar.pml.") and is_plain(module)
 
 
 def find_similarity(distance: Any) -> tuple[Similarity, bool, tuple[Any, ...]] | None:
-    """Our similarity of a distance of PML's, whether larger numbers mean more similar, and a key of its settings.
+    """The similarity for one of PML's distances, whether larger distances mean more similar, and a key of its settings.
 
-    None for a distance that we do not know.
+    None for an unknown distance.
     """
     kind = type(distance)
     if kind not in (distances.LpDistance, distances.CosineSimilarity, distances.DotProductSimilarity):
@@ -116,11 +116,11 @@ def find_similarity(distance: Any) -> tuple[Similarity, bool, tuple[Any, ...]] |
 
 
 def reducer_key(reducer: Any, parts: list[str]) -> type[nn.Module] | None:
-    """The class of the reducer that all parts of a loss share; None where it is not one that we know."""
+    """The class of the reducer that all parts of a loss share; None if it is not a known one."""
     if type(reducer) is reducers.MultipleReducers and is_plain(reducer):
         inner = [*reducer.reducers.values()] if set(parts) <= set(reducer.reducers) else []
     else:
-        inner = [reducer] if len(parts) == 1 else []  # PML refuses one reducer for several parts
+        inner = [reducer] if len(parts) == 1 else []  # PML rejects one reducer for several parts
     kinds = {type(each) for each in inner}
     if len(kinds) != 1 or not all(type(each) in REDUCERS and is_plain(each) for each in inner):
         return None
@@ -132,7 +132,7 @@ def reducer_key(reducer: Any, parts: list[str]) -> type[nn.Module] | None:
 
 
 def setup(distance: Any, reducer: Any, parts: list[str]) -> tuple[Setup, tuple[Any, ...]] | None:
-    """Distance and reducer in our terms, and a key of their settings; None where one of them is not known."""
+    """Convert a distance and a reducer, and give a key of their settings; None if one of them is unknown."""
     known, kind = find_similarity(distance), reducer_key(reducer, parts)
     if known is None or kind is None:
         return None
@@ -141,7 +141,7 @@ def setup(distance: Any, reducer: Any, parts: list[str]) -> tuple[Setup, tuple[A
 
 
 def suit(embeddings: Any, labels: Any, ref_emb: Any, ref_labels: Any) -> bool:
-    """Whether our code takes these arguments: rows with integer labels, on one device, and no tracing of operations."""
+    """Whether our code supports these arguments: rows with integer labels, on one device, outside of tracing."""
     rows = type(embeddings) in ROWS and embeddings.ndim == 2 and embeddings.is_floating_point()
     if not rows or not _labels(labels, embeddings) or not len(embeddings) or torch.compiler.is_compiling():
         return False
@@ -151,7 +151,7 @@ def suit(embeddings: Any, labels: Any, ref_emb: Any, ref_labels: Any) -> bool:
         return False
     if ref_emb is None:
         return ref_labels is None
-    # PML leaves the diagonal out where `ref_labels` is the same object as `labels`
+    # PML leaves the diagonal out if `ref_labels` is the same object as `labels`
     return (
         type(ref_emb) in ROWS
         and ref_emb.ndim == 2
@@ -174,7 +174,7 @@ def _labels(labels: Any, rows: Tensor) -> bool:
 
 
 def masks(labels: Tensor, ref_labels: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Masks [n, m] of the positive and the negative pairs; without a reference no row meets itself."""
+    """Masks [n, m] of the positive and negative pairs; without a reference, no row is paired with itself."""
     same = labels[:, None] == (labels if ref_labels is None else ref_labels)
     negative = ~same
     return (same.fill_diagonal_(False) if ref_labels is None else same), negative

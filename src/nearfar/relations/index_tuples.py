@@ -1,6 +1,6 @@
 """Index tuples: the lists of pairs or triplets that pytorch-metric-learning's miners return.
 
-`indexed` makes base measures [n, m] of one, `listed_pairs` a short list of its distinct pairs.
+`indexed` converts one to base measures [n, m], `listed_pairs` to a short list of its distinct pairs.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ def indexed(indices: tuple[Tensor, ...], shape: tuple[int, int], *, once: bool =
 
 @dataclass(frozen=True, eq=False)
 class Listing:
-    """The u distinct pairs of an index tuple, sorted by anchor and column, and a place for each in a matrix [n, width].
+    """The u distinct pairs of an index tuple, sorted by anchor and column, with their positions in a matrix [n, width].
 
     Args:
         rows: [u] anchors.
         cols: [u] columns.
-        positive: [u] how often each is listed as a positive pair: counts, or a mask if no pair counts twice.
+        positive: [u] how often each is listed as a positive pair: counts, or a mask if each counts once.
         negative: [u] likewise as a negative pair.
         place: [u] positions in the flattened matrix [n, width]: a row holds the pairs of its anchor, then nothing.
         shape: (n, width), with width the largest number of pairs of an anchor, at least 1.
@@ -62,7 +62,7 @@ class Listing:
     shape: tuple[int, int]
 
     def padded(self, entries: Tensor) -> Tensor:
-        """The matrix [n, width] of entries [u] of the pairs; 0 in empty places."""
+        """A matrix [n, width] of the pairs' entries [u]; 0 in empty places."""
         if len(entries) == self.shape[0] * self.shape[1]:
             return entries.reshape(self.shape)
         return entries.new_zeros(self.shape[0] * self.shape[1]).index_copy(0, self.place, entries).reshape(self.shape)
@@ -76,7 +76,7 @@ def listed_pairs(indices: tuple[Tensor, ...], shape: tuple[int, int], *, once: b
     once = once or len(found) == len(which)
 
     def listed(entries: Tensor) -> Tensor:
-        """Number of times [u] that each pair is listed, or whether it is."""
+        """How often [u] each pair is listed, or whether it is listed at all."""
         if once:
             return torch.zeros(len(found), dtype=torch.bool, device=found.device).index_fill_(0, entries, True)
         return torch.bincount(entries, minlength=len(found))
@@ -89,10 +89,10 @@ def listed_pairs(indices: tuple[Tensor, ...], shape: tuple[int, int], *, once: b
 
 
 def spread(rows: Tensor, groups: int) -> tuple[Tensor, int]:
-    """Positions [u] of members of the sorted groups `rows` [u] in a flattened matrix [groups, width], and its width."""
+    """Positions [u] of the members of sorted groups `rows` [u] in a flattened matrix [groups, width], and its width."""
     counts = torch.bincount(rows, minlength=groups)
     width = max(1, int(counts.max())) if len(rows) else 1
-    if len(rows) == groups * width:  # no group has fewer than others
+    if len(rows) == groups * width:  # all groups have the same size
         return torch.arange(len(rows), device=rows.device), width
     # members of earlier groups leave (groups before) * width - (members before) places empty
     empty = torch.arange(groups, device=rows.device) * width - counts.cumsum(dim=0) + counts
@@ -116,7 +116,7 @@ def check_indices(owner: str, indices: tuple[Tensor, ...], shape: tuple[int, int
             )
         if not readable(rows) or not len(rows):
             continue
-        for place in (i, j):  # each tensor is read once
+        for place in (i, j):  # each distinct tensor is read once
             if place not in reach:
                 reach[place] = _reach(indices[place])
         (low, high), (left, right) = reach[i], reach[j]
@@ -134,6 +134,6 @@ def _reach(index: Tensor) -> tuple[int, int]:
 
 
 def check_apart(owner: str, positive: Tensor, negative: Tensor) -> None:
-    """Raise ValueError if a pair is listed both as positive and as negative, by counts or masks of one shape."""
+    """Raise ValueError if a pair is listed both as positive and as negative; takes counts or masks of one shape."""
     if readable(positive) and bool(((positive > 0) & (negative > 0)).any()):
         raise ValueError(f"{owner}: the index tuple lists a pair both as positive and as negative; it can be only one.")

@@ -1,7 +1,7 @@
-"""`Layout`: a relation as vectors, from which an engine tells any pair without a mask of all pairs.
+"""`Layout`: a relation as vectors over rows and columns, so that engines need no mask of all pairs.
 
-A pair is positive where the labels of its row and column agree, and negative where they differ. It is absent where a
-flag of its row or column says so, where both are the same sample, or where its weight is 0.
+A pair is positive if the labels of its row and column are equal, else negative. It is absent if a flag of its row
+or column says so, if both are the same sample, or if its weight is 0.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ __all__ = ["ID", "NEGATIVE", "NOWHERE", "POSITION", "POSITION_THEN_ID", "POSITIV
            "flags_of", "list_own", "listed_layout"]  # fmt: skip
 
 NOWHERE, POSITION, ID, POSITION_THEN_ID = range(4)
-"""How a row and a column are known to be the same sample."""
+"""How a row and a column are recognized as the same sample."""
 POSITIVE, NEGATIVE = 1, 2
 """Bits of a flag: the row, or column, may be part of a positive, or negative, pair."""
 Both = tuple[Tensor, Tensor]
-"""Of rows and of columns."""
+"""One tensor for rows and one for columns."""
 Pairs = tuple[Tensor, Tensor, Tensor, Tensor]
-"""Where the pairs of each row begin [n + 1], their rows [k] and columns [k], and which are positive [k]."""
+"""Start of each row's pairs [n + 1], their rows [k] and columns [k], and which are positive [k]."""
 
 
 class Narrow(NamedTuple):
-    """The positive pairs of each row, gathered: columns [n, P], and the measure [n, P] of those that are real."""
+    """The positive pairs of each row, gathered: columns [n, P], and the measure [n, P], which is 0 for padding."""
 
     place: Tensor
     measure: Tensor
@@ -36,20 +36,20 @@ class Narrow(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """What is known of n rows and m columns.
+    """Vectors that describe the pairs of n rows and m columns.
 
     Args:
-        labels: of rows and columns: small integers after `code`, any before.
+        labels: of rows and columns: small integers after `code`, arbitrary ones before.
         square: the columns are the rows.
         orders: how often each unordered pair occurs, see `Relation`.
-        flags: bits (int8) of rows and columns, or None where all may be paired.
-        ids: which sample each row and column is, or None.
-        weights: sample weights, whose product is the weight of a pair; None where each pair counts once.
-        itself: how a row and a column are known to be the same sample.
-        symmetric: the pair (j, i) is what (i, j) is.
+        flags: bits (int8) of rows and columns (positive, negative pairs allowed), or None if all may be paired.
+        ids: the sample id of each row and column, or None.
+        weights: sample weights, whose product is the weight of a pair; None if each pair counts once.
+        itself: how a row and a column are recognized as the same sample.
+        symmetric: the pairs (j, i) and (i, j) are alike.
         width: the largest number of positive columns of a row, if the caller knows it.
-        near: the pairs that are not negative, as a list, where labels do not tell them (strips alone take it).
-        groups: [n] which group of an outer problem each row belongs to, such as its sample; None where not asked for.
+        near: the pairs that are not negative, as a list, if labels do not determine them (only for strips).
+        groups: [n] the group of an outer problem that each row belongs to, such as its sample; None if not needed.
     """
 
     labels: Both
@@ -65,43 +65,43 @@ class Layout:
     groups: Tensor | None = None
 
     def code(self) -> Layout:
-        """The same with labels and ids as int32 ranks and float32 weights, which kernels take; reads nothing."""
+        """The layout with labels and ids as int32 ranks and weights as float32, for kernels; reads nothing."""
         found = {"labels": rank(*self.labels), "ids": None if self.ids is None else rank(*self.ids)}
         weights = None if self.weights is None else tuple(x.detach().float() for x in self.weights)
         return self._with(**found, weights=weights)
 
     def turn(self) -> Layout:
-        """The same with rows and columns exchanged; a sample must not be known by its position among others."""
+        """The layout with rows and columns exchanged; samples must not be identified by their position among others."""
         both = ((name, getattr(self, name)) for name in ("labels", "flags", "ids", "weights"))
         return self._with(**{name: None if pair is None else pair[::-1] for name, pair in both})
 
     def _with(self, **changes: Any) -> Layout:
-        # not `dataclasses.replace`, which torch.compile of torch 2.11 cannot trace
+        # `dataclasses.replace` cannot be traced by torch.compile of torch 2.11
         return Layout(**{**{name: getattr(self, name) for name in Layout.__dataclass_fields__}, **changes})
 
     def tensors(self) -> list[Tensor]:
-        """Labels, flags, ids and weights, each of rows, then of columns; those that are present."""
+        """The vectors that are present: labels, flags, ids and weights, each of rows, then of columns."""
         return [x for pair in (self.labels, self.flags, self.ids, self.weights) if pair is not None for x in pair]
 
     @property
     def given(self) -> int:
-        """Which of `tensors` are present beside labels: bits 1 flags, 2 ids, 4 weights."""
+        """Which of `tensors` are present besides labels: bits 1 flags, 2 ids, 4 weights."""
         return sum(bit for bit, pair in ((1, self.flags), (2, self.ids), (4, self.weights)) if pair is not None)
 
     def has_negative(self) -> Tensor:
         """Which rows [n] have a negative column.
 
-        A sample that comes twice, under two labels, counts as its own negative here, and nowhere else.
+        A sample that occurs twice, with two labels, counts as its own negative here, and nowhere else.
         """
         return self.count(NEGATIVE) > 0
 
     def count(self, bit: int, *, own: bool = False, weighed: bool = False) -> Tensor:
-        """The number of each row's members of one sign, or with `weighed` their weights' sum, [n] float64.
+        """Count each row's members of one sign, or with `weighed` sum their weights, [n] float64.
 
         Args:
             bit: POSITIVE or NEGATIVE.
-            own: a row is the column of its position, which is not its own positive.
-            weighed: Σ w instead of their number.
+            own: the first columns are the rows, and a row is not its own positive.
+            weighed: sum the weights instead.
         """
         (row, col), able = self.labels, []
         for side, codes in enumerate(self.labels):
@@ -122,11 +122,11 @@ class Layout:
         return mine * same
 
     def runs(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Columns sorted by label [m], and where each row's label begins and ends among them, [n] and [n]."""
+        """Columns sorted by label [m], and where the run of each row's label begins and ends, [n] and [n]."""
         row, col = self.labels
         ranked, order = col.sort(stable=True)
         start, end = torch.searchsorted(ranked, row), torch.searchsorted(ranked, row, right=True)
-        if self.flags is not None:  # a row without positive pairs must not widen the others'
+        if self.flags is not None:  # a row without positive pairs must not widen the matrix of the others
             end = torch.where((self.flags[0] & POSITIVE) != 0, end, start)
         return order, start, end
 
@@ -134,7 +134,7 @@ class Layout:
         """Gather the positive pairs, with room for `width` columns of a row's label."""
         order, start, end = runs
         rows = torch.arange(len(start), device=start.device)[:, None]
-        if self.itself == POSITION:  # one of them is the row itself, over which the others step
+        if self.itself == POSITION:  # one of them is the row itself, which the others skip
             width -= 1
         spots = start[:, None] + torch.arange(max(1, width), device=start.device)
         if self.itself == POSITION:
@@ -156,7 +156,7 @@ class Layout:
         return Narrow(place, torch.where(real, self.weights[0][:, None] * self.weights[1][place], 0.0))
 
     def sort(self, *, by_label: bool = True) -> Sorted:
-        """The rows and columns that form pairs, sorted by label or as they are, with the runs of equal labels."""
+        """The rows and columns that form pairs, sorted by label or in batch order, with the runs of equal labels."""
         (rows, row), (cols, col) = (self._chosen(side, by_label=by_label) for side in (0, 1))
         listed = None
         if self.near is not None:
@@ -178,7 +178,7 @@ class Layout:
         return Sorted(rows, cols, start, end, listed, samples, weights, symmetric, len(col))
 
     def _chosen(self, side: int, *, by_label: bool) -> tuple[Tensor | None, Tensor]:
-        """Which rows (0) or columns (1) form pairs, in their order (None: all, as they are), and their labels."""
+        """Rows (side 0) or columns (1) that form pairs, in order (None: all, in batch order), and their labels."""
         labels, keep = self.labels[side], None
         if self.near is not None:
             return None, labels
@@ -194,7 +194,7 @@ class Layout:
         return order if chosen is None else chosen[order], ranked
 
     def _samples(self, rows: Tensor | None, cols: Tensor | None) -> tuple[Tensor, Tensor] | None:
-        """Codes [n, c] of the rows and [m] of the columns that are equal where both are the same sample."""
+        """Codes [n, c] of rows, [m] of columns: a column is a row's own sample if its code is among the row's."""
         n, m = (len(x) for x in self.labels)
         device, found = self.labels[0].device, None
         row, col = torch.arange(n, device=device), torch.arange(m, device=device)
@@ -216,24 +216,24 @@ class Layout:
 
 
 LISTED = 2**22
-"""Most pairs that are listed at once; more are listed strip by strip."""
+"""Maximum number of pairs that are listed at once; longer lists are made strip by strip."""
 APART = -3
-"""The code of a column that is the positive of no row."""
+"""The code of a column that is positive for no row."""
 
 
 @dataclass(frozen=True, eq=False)
 class Sorted:
-    """A layout for engines that sweep strips: positive pairs lie near each other, and most strips hold none.
+    """A layout sorted for engines that sweep strips: positive pairs lie close together, and most strips hold none.
 
     Args:
-        rows: [n] indices of the rows that form pairs, by label; None for all, as they are.
+        rows: [n] indices of the rows that form pairs, by label; None for all, in batch order.
         cols: [m] likewise of the columns.
-        start: [n] where the columns begin that are not negatives of a row: places among the columns, or in `listed`.
-        end: [n] where they end.
-        listed: their columns [k], and which of them are positive [k]; None where they are a run of sorted columns.
-        samples: codes [n, c] and [m] that are equal for the same sample, which is no pair; `APART`: no row's positive.
+        start: [n] start of each row's columns that are not negatives: a position among the columns, or in `listed`.
+        end: [n] their end.
+        listed: their columns [k], and which of them are positive [k]; None if they are runs of sorted columns.
+        samples: codes [n, c] and [m] that are equal for the same sample, which forms no pair; `APART`: matches no row.
         weights: of rows [n] and columns [m], or None.
-        symmetric: the pair (j, i) is what (i, j) is.
+        symmetric: the pairs (j, i) and (i, j) are alike.
         size: m.
     """
 
@@ -249,7 +249,7 @@ class Sorted:
     _flat: list[Pairs | None] = field(default_factory=list)
 
     def take(self, share: slice | Tensor) -> Sorted:
-        """The same for some of the rows, which may come several times."""
+        """The layout of some of the rows, which may occur several times."""
         samples = None if self.samples is None else (self.samples[0][share], self.samples[1])
         weights = None if self.weights is None else (self.weights[0][share], self.weights[1])
         rows = None if self.rows is None else self.rows[share]
@@ -259,7 +259,7 @@ class Sorted:
 
     @property
     def flat(self) -> Pairs | None:
-        """Where each row's pairs that are not negative begin [n + 1], and these pairs as `list_own`; None if many."""
+        """Start of each row's pairs that are not negative [n + 1], and these pairs as `list_own`; None if many."""
         if not self._flat:
             count = self.end - self.start
             found: Pairs | None = None
@@ -270,7 +270,7 @@ class Sorted:
         return self._flat[0]
 
     def narrow(self, most: int) -> Narrow | None:
-        """The positive pairs of each row, gathered; None for more than `most` of them with their padding."""
+        """The positive pairs of each row, gathered; None if, with padding, there are more than `most`."""
         n, own = len(self.start), self.end - self.start
         if not n or int(own.amax()) * n > most:
             return None
@@ -280,7 +280,7 @@ class Sorted:
         count = torch.zeros_like(own).index_add_(0, row, torch.ones_like(row))
         within = torch.arange(len(row), device=own.device) - (count.cumsum(0) - count)[row]
         width = max(1, int(count.amax()))
-        # padding repeats the row's first column, so that it lies near the others
+        # padding repeats the row's first column, which is close to its others in memory
         place = self.start.clamp(max=max(0, self.size - 1)) if self.listed is None else torch.zeros_like(own)
         place = place[:, None].repeat(1, width)
         place[row, within] = col
@@ -291,7 +291,7 @@ class Sorted:
         return Narrow(place, torch.where(real, self.weights[0][:, None] * self.weights[1][place], 0.0))
 
     def tensors(self) -> list[Tensor]:
-        """What `flat` gives, or start and end; then what `given` says."""
+        """The tensors of `flat`, or start and end; then those that `given` names."""
         more = (None, None, self.weights) if self.flat else (self.listed, self.samples, self.weights)
         first = self.flat or (self.start, self.end)
         return [*first, *(x for pair in more if pair is not None for x in pair)]
@@ -306,7 +306,7 @@ class Sorted:
 
 
 def list_own(start: Tensor, end: Tensor, listed: Both | None, samples: Both | None) -> tuple[Tensor, Tensor, Tensor]:
-    """The pairs that are not negative: rows [k], columns [k], and which are positive [k]; arguments as of `Sorted`."""
+    """Pairs that are not negative: rows [k], columns [k], and which are positive [k]; arguments as in `Sorted`."""
     count = end - start
     row = torch.repeat_interleave(torch.arange(len(start), device=start.device), count)
     col = torch.arange(len(row), device=start.device) - (count.cumsum(0) - count - start)[row]
@@ -320,7 +320,7 @@ def list_own(start: Tensor, end: Tensor, listed: Both | None, samples: Both | No
 
 
 def rank(row: Tensor, col: Tensor) -> tuple[Tensor, Tensor]:
-    """Ranks (int32) of the distinct numbers of both, equal where these are; reads nothing from the device."""
+    """Ranks (int32) of the distinct numbers in both vectors, equal for equal numbers; reads nothing from the device."""
     both = row if col is row else torch.cat([row, col])
     ranked, order = both.sort()
     new = torch.cat([torch.zeros_like(order[:1]), (ranked[1:] != ranked[:-1]).to(order.dtype)])
@@ -329,13 +329,13 @@ def rank(row: Tensor, col: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def flags_of(labels: Both, ignore: int | None, projection: Any, among: Both | None) -> Both | None:
-    """Bits of rows and of columns: which pairs they may be part of; None where they may be in all.
+    """Bits that say which pairs each row and column may be part of; None if all may be in all pairs.
 
     Args:
         labels: of rows and columns.
-        ignore: the label of samples that are in no pair.
+        ignore: the label of samples that form no pairs.
         projection: which rows and columns are representatives, see relations/representatives.py.
-        among: bits of rows and columns that a relation of one positive a class allows.
+        among: bits of rows and columns that a relation of one positive per class allows.
     """
     if ignore is None and projection is None and among is None:
         return None
@@ -356,13 +356,13 @@ def flags_of(labels: Both, ignore: int | None, projection: Any, among: Both | No
 def listed_layout(
     shape: tuple[int, int], square: bool, orders: int | Tensor, near: tuple[Any, ...], weights: Weights | None
 ) -> Layout | None:
-    """The layout of a relation whose pairs that are not negative are a short list; None where they are many.
+    """The layout of a relation whose pairs that are not negative fit in a short list; None if there are too many.
 
     Args:
         shape: (n, m).
         square: the columns are the rows.
         orders: see `Layout`.
-        near: pairs of one label, of one sample, and known pairs, as `near.listed` takes them.
+        near: pairs of one label, pairs of one sample, and valid pairs, as `near.listed` takes them.
         weights: of rows and columns, or of pairs.
     """
     found = None if isinstance(weights, Tensor) else listed(shape, near[0], near[1], near[2], weights)

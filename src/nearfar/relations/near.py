@@ -1,7 +1,7 @@
-"""`Near`: the pairs of a relation that are not negative, as a list, where they are few; all other pairs are negative.
+"""`Near`: a list of the pairs of a relation that are not negative, if they are few; all other pairs are negative.
 
-Multi-hot labels, matrices and pair weights have no vectors that tell a pair (see `Layout`). Where most of their pairs
-are negative, a short list of the others serves the same engines, and no mask of all pairs is needed.
+Multi-hot labels, matrices and pair weights cannot be written as vectors (see `Layout`). If most of their pairs are
+negative, a short list of the others serves the same engines, and no mask of all pairs is needed.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ __all__ = ["Near", "Weights", "consistent", "entries", "listed", "meetings", "ow
 
 Kind = TypeVar("Kind")
 Weights = tuple[Tensor, Tensor] | Tensor
-"""Weights of rows [n] and columns [m], whose product is that of a pair, or of pairs [n, m]."""
+"""Weights of rows [n] and columns [m], whose product is the weight of a pair, or weights of pairs [n, m]."""
 SHARE = 8
-"""A list has at most every such pair of a relation; longer ones are slower than masks."""
+"""A list holds at most one in `SHARE` of all pairs; longer lists are slower than masks."""
 FEW = 64
-"""A row may list this many columns in any case, and else two of `SHARE` of them."""
+"""A row may always list this many columns, or else two in `SHARE` of them."""
 
 
 @dataclass(frozen=True, eq=False)
 class Near:
-    """The pairs of n rows and m columns that are not negative.
+    """A list of the pairs of n rows and m columns that are not negative.
 
     Args:
         keys: [k] flat indices i·m + j, increasing.
@@ -39,7 +39,7 @@ class Near:
     symmetric: bool
 
     def tells(self, keys: Tensor) -> Tensor:
-        """Which pairs are positive, for flat indices of any shape."""
+        """Which pairs are positive, given flat indices of any shape."""
         if not len(self.keys):
             return torch.zeros_like(keys, dtype=torch.bool)
         at = torch.searchsorted(self.keys, keys).clamp(max=len(self.keys) - 1)
@@ -47,7 +47,7 @@ class Near:
 
 
 def consistent(ids: Tensor | None, ref_ids: Tensor | None, labels: tuple[Tensor, Tensor]) -> bool:
-    """Whether rows of equal id always have equal labels, as the same sample has; reads the device."""
+    """Whether rows with equal ids always have equal labels; reads from the device."""
     if ids is None or ref_ids is None:
         return True
     ids, order = torch.cat([ids, ref_ids]).sort(stable=True)
@@ -56,7 +56,7 @@ def consistent(ids: Tensor | None, ref_ids: Tensor | None, labels: tuple[Tensor,
 
 
 def together(rows: Tensor | None, cols: Tensor | None) -> Weights | None:
-    """Weights of rows [n] and columns [m], or of pairs [n, m] (then without `cols`), as one."""
+    """Combine weights of rows [n] and columns [m] in a pair; weights of pairs [n, m] stay as they are."""
     return rows if rows is None or cols is None else (rows, cols)
 
 
@@ -66,7 +66,7 @@ def most_listed(shape: tuple[int, int]) -> int:
 
 
 def meetings(rows: tuple[Tensor, ...], cols: tuple[Tensor, ...], shape: tuple[int, int]) -> Tensor | None:
-    """Flat indices i·m + j of the pairs that share a label, a pair once for each; None where they are too many.
+    """Flat indices i·m + j of the pairs with a common label, once per common label; None if there are too many.
 
     Args:
         rows: [a] row indices, and a label [a] that each of these rows has.
@@ -89,7 +89,7 @@ def meetings(rows: tuple[Tensor, ...], cols: tuple[Tensor, ...], shape: tuple[in
 
 
 def entries(mask: Tensor) -> Tensor | None:
-    """Flat indices of the entries of a mask [n, m] that are true; None where they are too many."""
+    """Flat indices of the true entries of a mask [n, m]; None if there are too many."""
     if int(torch.count_nonzero(mask)) > most_listed((mask.shape[0], mask.shape[1])):
         return None
     return mask.reshape(-1).nonzero()[:, 0]
@@ -102,14 +102,14 @@ def own_pairs(
     positions: bool,
     itself: Callable[[Tensor, Tensor], Tensor],
 ) -> Tensor | None:
-    """Flat indices of the pairs of a sample with itself; None where they are too many.
+    """Flat indices of the pairs of a sample with itself; None if there are too many.
 
     Args:
         shape: (n, m).
-        device: of the relation.
+        device: the device of the relation.
         ids: ids of the rows [n] and of the columns [m], or None.
         positions: whether column i is row i.
-        itself: tells a row's own sample exactly, by indices of rows and columns.
+        itself: recognizes a row's own sample exactly, given indices of rows and columns.
     """
     (n, m), (mine, theirs) = shape, ids
     row, col = torch.arange(n, device=device), torch.arange(m, device=device)
@@ -126,17 +126,17 @@ def own_pairs(
 def listed(
     shape: tuple[int, int], same: Tensor | None, own: Tensor | None, known: Tensor | None, weights: Weights | None
 ) -> Near | None:
-    """The list of pairs that are not negative; None where there are too many, or a row has too many of them.
+    """List the pairs that are not negative; None if there are too many in total or in a row.
 
     Args:
         shape: (n, m).
         same: [a] flat indices of the pairs that share a label, in any order; a pair may occur several times.
         own: [b] flat indices of the pairs of a sample with itself, likewise.
         known: [n, m] which pairs count; None for all.
-        weights: those of the relation; pairs of weight 0 do not count.
+        weights: the weights of the relation; pairs of weight 0 do not count.
     """
     n, m = shape
-    if same is None:  # before anything is made of all pairs
+    if same is None:  # checked before anything is computed for all pairs
         return None
     found = [own] if known is None else [own, entries(~known)]
     if isinstance(weights, Tensor):

@@ -1,4 +1,4 @@
-"""One positive pair a class: its first row, and the first column that is a positive of it (`NPair`)."""
+"""One positive pair per class, as in `NPair`: the first row of the class, and its first positive column."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ __all__ = ["first_of_each"]
 def first_of_each(
     mine: Tensor, theirs: Tensor, ignore: int | None, itself: Callable[[Tensor, Tensor], Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """Which rows [n] and columns [m] are paired: the first row of each class, and its first positive column.
+    """Select the first row of each class [n], and the first positive column of that row [m].
 
-    All columns, if no class has a positive one.
+    Selects all columns if no class has a positive pair.
 
     Args:
         mine: [n] labels of the rows.
         theirs: [m] labels of the columns.
-        ignore: a label whose columns are nobody's positive.
-        itself: tells a row's own sample, by indices of rows and columns.
+        ignore: a label whose columns are never positive.
+        itself: recognizes a row's own sample, given indices of rows and columns.
     """
     n = len(mine)
     (row, rank), (col, order) = mine.sort(stable=True), theirs.sort(stable=True)

@@ -27,7 +27,7 @@ class RelationOptions:
     reference_starts_with_batch: bool = False
 
     def gathered(self, rows: Join, cols: Join, square: bool) -> RelationOptions:
-        """The options for the rows and columns of all processes; `width`, which holds for one, is dropped."""
+        """The options for the rows and columns of all processes; drops `width`, which holds for one process only."""
         if self.weights is not None and self.weights.ndim == 2:
             raise ValueError(
                 "Distributed: pair weights [n, m] say nothing of pairs across ranks; give sample weights [n] instead."
@@ -119,7 +119,7 @@ def check_weights(
     for given in (weights, ref_weights):
         if given is None or not given.numel() or not readable(given):
             continue
-        least, most = given.aminmax()  # NaN, if there is one; a mask of all pairs takes ten times as long
+        least, most = given.aminmax()  # reduces NaN too; a mask of all pairs takes ten times as long
         if not bool((least >= 0) & (most < math.inf)):
             raise ValueError("Relation: weights must be finite and not negative; a pair without weight is absent.")
     return weights, ref_weights

@@ -89,13 +89,13 @@ class Relation(ABC):
         return seen
 
     def gathered(self, rows: Join, cols: Join) -> Relation:
-        """The relation of the rows and columns of all processes; `rows` and `cols` concatenate their tensors."""
+        """The relation of the rows and columns of all processes; `rows` and `cols` gather tensors from them."""
         raise ValueError(
             f"Distributed: {self!r} says nothing of rows on other ranks; give labels, or a relation of labels."
         )
 
     def one_a_class(self) -> Relation:
-        """Pair the first row of each class with its first positive column; with all columns if it has none."""
+        """Pair the first row of each class with its first positive column, or with all columns if there is none."""
         raise TypeError("NPair: labels must be a 1-D integer tensor, or a Relation made of labels.")
 
     @staticmethod
@@ -182,22 +182,22 @@ class Relation(ABC):
 
     @abstractmethod
     def _same(self, rows: slice, cols: slice) -> Tensor:
-        """Which pairs [t, u] of a tile are positive, a sample with itself included."""
+        """Which pairs [t, u] of a tile are positive, including a sample with itself."""
 
     def _known(self, rows: slice, cols: slice) -> Tensor | None:
         """Which pairs [t, u] of a tile are not ignored; None for all."""
         return None
 
     def plain_labels(self) -> tuple[Tensor, Tensor] | None:
-        """Labels of rows [n] and columns [m], if they (and positions) determine the relation; else None."""
+        """Labels of rows [n] and columns [m], if they (with positions) determine the relation; else None."""
         return None
 
     def layout(self) -> Layout | None:
-        """The relation as vectors; None where a matrix or several labels of a row say which pairs there are."""
+        """The relation as vectors; None if it cannot be written so (a matrix, multi-hot labels, pair weights)."""
         return None
 
     def sorted_layout(self) -> Layout | None:
-        """Like `layout`, or a list of the pairs that are not negative where that is short; reads values."""
+        """Like `layout`, or else a list of the pairs that are not negative if it is short; reads values."""
         return self._listed()
 
     def _listed(self) -> Layout | None:
@@ -207,7 +207,7 @@ class Relation(ABC):
         return listed_layout(self.shape, self.square, self.orders, near, together(weights, self._ref_weights))
 
     def _same_pairs(self) -> Tensor | None:
-        """Flat indices i·m + j of the pairs of one label, in any order; None where they are too many to list."""
+        """Flat indices i·m + j of the pairs with a common label, in any order; None if there are too many to list."""
         return None
 
     def tile(self, rows: slice, cols: slice) -> Tile:
@@ -232,7 +232,7 @@ class Relation(ABC):
         return torch.cat(positive), torch.cat(negative)
 
     def width(self, positive: Tensor) -> int:
-        """Maximum number of positives per row of the measure `positive`: counted on a CPU, else `width`, else m."""
+        """Maximum number of positives per row in the measure `positive`: counted on a CPU, else `width`, else m."""
         limit = self.shape[1] if self._width is None else min(self._width, self.shape[1])
         if not readable(positive) or not positive.numel():
             return limit
@@ -294,7 +294,7 @@ class _Labels(Relation):
     def layout(self) -> Layout | None:
         weights = together(self._weights, self._ref_weights)
         if isinstance(weights, Tensor):
-            return None  # of pairs, [n, m]
+            return None  # weights [n, m] of pairs
         itself, ids = POSITION if self.square or self.reference_starts_with_batch else NOWHERE, None
         if self._ids is not None and self._ref_ids is not None:
             ids = self._ids, self._ref_ids

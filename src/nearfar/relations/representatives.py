@@ -1,4 +1,4 @@
-"""Class representatives: restricts the pairs to those with a representative (Can et al. 2019, section 4)."""
+"""Class representatives: restricts the pairs to those that contain a representative (Can et al. 2019, section 4)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Join = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True, eq=False)
 class RepresentativeMask:
-    """Restricts pairs to those of a representative and another sample, each once, in the row of its anchor.
+    """Restricts pairs to those of a representative and another sample, each counted once, in the row of its anchor.
 
     Args:
         rows: [n] boolean, which rows are representatives.
@@ -42,7 +42,7 @@ class RepresentativeMask:
         return row & (~col | ~same) if self.among else row & ~col
 
     def kept(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Masks of the rows [n] and columns [m] that form pairs (None: all), and the columns that are no positives."""
+        """Masks of rows [n] and columns [m] that form pairs, and of never positive columns; None if trivial."""
         if self.anchors == "others":
             return ~self.rows, self.cols, None
         return (self.rows, None, self.cols) if self.among else (self.rows, ~self.cols, None)

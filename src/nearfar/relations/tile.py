@@ -18,7 +18,7 @@ class Tile:
         same: [t, u] whether a pair is positive.
         valid: [t, u] whether a pair counts at all (not a sample with itself, no ignored label).
         weight: [t, u] pair weights, or None if every pair counts once.
-        own_only: all pairs count but those of a sample with itself.
+        own_only: all pairs count except those of a sample with itself.
     """
 
     same: Tensor

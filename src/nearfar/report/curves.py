@@ -1,6 +1,6 @@
 """Training curves as small charts in inline SVG: a line of means in a band from lowest to highest, round ticks.
 
-A chart is as wide as a telephone, so that its labels have the size they are given there, and several stand side by side
+A chart is as wide as a telephone, so that its labels appear in their given size, and several fit side by side
 on a larger screen.
 """
 

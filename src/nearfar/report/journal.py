@@ -124,7 +124,7 @@ def _panels(lines: list[dict[str, float]]) -> tuple[tuple[Panel, ...], tuple[str
 
 
 def _quantity(name: str) -> tuple[int, str, str, str]:
-    """The place among the panels of a name in the journal, its title and unit, and the name of its curve."""
+    """The position of a journal name among the panels, its title and unit, and the name of its curve."""
     for place, (pattern, title, unit) in enumerate(QUANTITIES):
         found = re.fullmatch(pattern, name)
         if found is not None:

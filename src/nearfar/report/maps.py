@@ -90,7 +90,7 @@ def principal(x: np.ndarray, count: int) -> tuple[np.ndarray, float]:
 
 
 def _tsne(axes: np.ndarray, seed: int) -> np.ndarray | None:
-    """t-SNE of the first principal axes, on one thread, because several sum in another order."""
+    """t-SNE of the first principal axes, on one thread, because several threads sum in another order."""
     if not np.ptp(axes, axis=0).any():  # all points coincide
         return None
     from sklearn.manifold import TSNE

@@ -32,7 +32,7 @@ def page_data(
 
     Args:
         inputs: the inputs of the report.
-        evaluation: tells which queries are lone.
+        evaluation: defines which queries are lone.
         found: the queries of the gallery.
         layout: the points of the map.
         table: the worst classes.

@@ -30,7 +30,7 @@ DRAWING = 64
 
 @dataclass(frozen=True)
 class Thumbnails:
-    """Base64 text by row, and its `mime` type; `ink` if drawings were inverted to dark on light."""
+    """Base64 text by row with its `mime` type; `ink` is true if drawings were inverted to dark on light."""
 
     mime: str = ""
     ink: bool = False

@@ -134,13 +134,13 @@ def _with_flags(tree: Any, flags: Sequence[tuple[str, str]]) -> Any:
 
 
 def _data_sizes(tree: Any) -> tuple[Any, Any]:
-    """`data.size` and `data.train_size`, which keep their ratio if flags set only the first."""
+    """Keep the ratio of `data.size` and `data.train_size` if flags set only the first."""
     section = tree.get("data") if isinstance(tree, dict) else None
     return (section.get("size"), section.get("train_size")) if isinstance(section, dict) else (None, None)
 
 
 def _mapping(section: str, text: str) -> Mapping[str, Any]:
-    """Parse a section given as a flag: a mapping, or only the name of a loss or a sampler. The name comes first."""
+    """Parse a section given as a flag: a mapping (its name comes first), or only the name of a loss or a sampler."""
     try:
         value = read_yaml(f"--{section}", text)
     except _DuplicateKeyError:

@@ -38,14 +38,14 @@ ACCEPTED = "send a picture as image/jpeg, image/png or image/webp, or a vector a
 
 @dataclass(frozen=True)
 class Limits:
-    """What one request and one client may ask for.
+    """Limits of one request and one client.
 
     Args:
         body: bytes of a body.
         pixels: pixels of a picture.
         seconds: seconds that a body may take to arrive.
-        workers: requests that are answered at once.
-        waiting: requests that may wait for their turn.
+        workers: maximum number of requests processed at once.
+        waiting: maximum number of requests that wait for processing.
         headers: seconds that headers may take to arrive; this and the next two are applied by `nearfar serve` alone.
         connections: connections at once.
         per_client: connections at once from one address; 0 for no limit.

@@ -1,4 +1,4 @@
-"""The layer around the application: allowed hosts, headers and counts of all answers, no traceback outside.
+"""The middleware around the application: checks hosts, adds headers, counts answers, and hides tracebacks.
 
 Needs the extra `serve`.
 """

@@ -23,7 +23,7 @@ PIXELS = 64_000_000
 SIDE = 160
 """Pixels of the longer side of a thumbnail."""
 CACHED = 1024
-"""Most encoded thumbnails kept in memory, the last ones asked for."""
+"""Maximum number of encoded thumbnails kept in memory, most recently used ones."""
 
 
 class RefusedError(ValueError):
@@ -94,7 +94,7 @@ class Thumbnails:
 
     @property
     def available(self) -> bool:
-        """Whether there may be pictures at all."""
+        """Whether pictures can be available at all."""
         return self.folder is not None or self._images is not None
 
     def get(self, row: int) -> tuple[str, bytes] | None:

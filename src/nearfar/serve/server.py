@@ -89,7 +89,7 @@ class Connection(H11Protocol):
                 return
 
     def _waits(self) -> bool:
-        """Whether it is the client's turn: to send a request or the rest of one, or to read an answer."""
+        """Whether the server waits for the client: to send (the rest of) a request, or to read an answer."""
         answered = self.cycle is None or self.cycle.response_complete
         return answered or self.conn.their_state in (h11.IDLE, h11.SEND_BODY) or self.flow.write_paused
 

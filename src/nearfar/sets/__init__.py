@@ -30,5 +30,5 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Never:
-    """Name the nearest name."""
+    """Raise an AttributeError that suggests the nearest existing name."""
     raise no_such_name("nearfar.sets", name, __all__)

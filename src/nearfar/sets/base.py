@@ -35,20 +35,20 @@ __all__ = ["Fold", "UncertaintySet"]
 
 @dataclass(frozen=True, eq=False)
 class Fold:
-    """How the members of a group are reduced to a few numbers, for engines with kernels.
+    """How the members of a group are reduced to a few numbers, for engines that never hold all members.
 
         exp       weights w·e^{l/γ}: Σ w·e^{l/γ}
         sum       weights w: Σ wl and Σ w
         max       all weight on the largest loss: that loss
-        top       weight on the largest losses alone: these losses
+        top       weight only on the largest losses: these losses
         moments   the measure, mean, energy and least loss above a level: `ChiSquare.solve_moments`
 
     Args:
         gamma: of "exp": γ.
         normalized: of "exp": whether γ·log Σw is subtracted from the value.
-        held: whether the value is Σ p*l with p* held constant.
-        most, fraction: of "top": most·orders + fraction·(measure of the group) of its largest members may carry weight.
-            `UncertaintySet._value` of these alone, with the `_limit` of the whole group, is the value of the group.
+        held: the value is Σ p*l with p* held constant.
+        most, fraction: of "top": only the most·orders + fraction·(measure of the group) largest members may carry
+            weight. `UncertaintySet._value` of these, with the `_limit` of the whole group, is the group's value.
     """
 
     kind: Literal["exp", "sum", "max", "top", "moments"]
@@ -88,7 +88,7 @@ class UncertaintySet(Part, ABC):
                 object.__setattr__(self, entry.name, float(value))
 
     def at(self, rows: int) -> UncertaintySet:
-        """This set for a batch of so many rows: its counts that are multiples of the batch size become numbers."""
+        """This set for a batch of `rows` rows: counts given as multiples of the batch size become numbers."""
         return self
 
     def value(
@@ -135,27 +135,27 @@ class UncertaintySet(Part, ABC):
             return self._carried(self._mass(l, w, orders, cap))
 
     def stream(self, groups: int, like: Tensor, orders: Orders = 1, cap: Cap | None = None) -> Stream:
-        """A solver for groups whose members arrive chunk by chunk: one that keeps them all, if a set has no other."""
+        """A solver for groups whose members arrive chunk by chunk; by default it collects all members first."""
         return Collected(self, groups, like, orders, cap)
 
     def fold(self) -> Fold | None:
-        """How members are reduced, apart from `zero` and `zero_member`; None if it is none of the kinds of `Fold`."""
+        """How members are reduced, apart from `zero` and `zero_member`; None if no kind of `Fold` applies."""
         return None
 
     def per(self, unit: Tensor) -> UncertaintySet | None:
-        """The set whose value of losses l/c, for a unit c > 0, is that of l, divided by c; None where it has none."""
+        """For a unit c > 0, the set whose value of the losses l/c is value(l)/c; None if there is none."""
         return None
 
     def _mass(self, l: Tensor, w: Tensor, orders: Orders, cap: Tensor | None) -> Tensor:
-        """Total measure [g] that may carry weight, of members already prepared by `_members`."""
+        """Total measure [g] that may carry weight, given members already prepared by `_members`."""
         return self._limit(total(w, l), orders, cap)
 
     def _limit(self, size: Tensor, orders: Orders, cap: Tensor | None) -> Tensor:
-        """Measure that may carry weight, out of a group's measure `size` [g]; in any shape that `_dual` takes."""
+        """Measure that may carry weight, given the groups' measure `size` [g]; in any shape that `_dual` takes."""
         return size
 
     def _carried(self, mass: Tensor) -> Tensor:
-        """Measure [g] that may carry weight, out of what `_limit` returns."""
+        """Measure [g] that may carry weight, given what `_limit` returned."""
         return mass
 
     def _members(self, losses: Tensor, measure: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -179,7 +179,7 @@ class UncertaintySet(Part, ABC):
         """Weights p* [g, n] of prepared members, elementwise from the dual variables."""
 
     def _value(self, l: Tensor, w: Tensor, mass: Tensor) -> Tensor:
-        """Σ p*l with p* held constant: exact for piecewise linear F; smooth sets override it."""
+        """Σ p*l with p* held constant: exact if F is piecewise linear; smooth sets override it."""
         with torch.no_grad():
             p = self._weights(l, w, self._dual(l, w, mass))
         # the NaN of a present member propagates even if its weight is 0, because 0·NaN is NaN

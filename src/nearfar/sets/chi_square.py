@@ -57,18 +57,18 @@ class ChiSquare(UncertaintySet, swift=True):
     def solve_moments(
         self, size: Tensor, whole: Tensor, mean: Tensor, energy: Tensor, least: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Value F, the level η below which a weight would be negative, and slope t, all [g], if A is the active set.
+        """Value F, level η below which weights would be negative, and slope t, all [g], if A is the active set.
 
             pᵢ = wᵢ (1/W_A + t (lᵢ - m_A)) for lᵢ ≥ η, which is wᵢ t (lᵢ - η) where t > 0
 
-        To solve by sweeps, start with A = all members, and take A = {l ≥ η} next, until η no longer rises: η is at most
-        the optimal η for any A that contains the optimal one, so no active member is left out.
+        To solve by sweeps, start with A = all members and repeat with A = {l ≥ η} until η stops rising: η never exceeds
+        the optimal η if A contains the optimal active set, so no active member is left out.
 
         Args:
             size: [g] W_A, the measure of the members in A.
             whole: [g] n, the measure of all members.
-            mean: [g] m_A; relative to any level, as are `least`, F and η. The largest loss is a good one, because η may
-                lie between two losses that are nearly tied there.
+            mean: [g] m_A, relative to any level, like `least`, F and η. The largest loss is a good level, because η may
+                lie between two nearly tied losses there.
             energy: [g] V_A, the centered sum of squares; exactly 0 if the members are equal.
             least: [g] smallest loss in A: η where weights are uniform (t = 0).
         """
@@ -135,7 +135,7 @@ class ChiSquare(UncertaintySet, swift=True):
 
 
 class _ChiSquareStream(Stream):
-    """Stream of `ChiSquare`: `solve_moments` after each sweep, of the members that have no negative weight so far.
+    """Stream of `ChiSquare`: `solve_moments` after each sweep, on the members without a negative weight so far.
 
     One sweep if the closed form holds. Whether all groups have converged is read from the device after each sweep.
     """
@@ -158,7 +158,7 @@ class _ChiSquareStream(Stream):
         if self.sweep == 1:
             self._top, self._eta = found.top.to(self.like.dtype), torch.full_like(self.size, -torch.inf)
         mean, least = found.mean(self._top), found.least - self._top
-        energy = found.energy.to(self.like.dtype).double()  # what overflows in the losses' type stays infinite
+        energy = found.energy.to(self.like.dtype).double()  # an energy that overflows in the losses' dtype stays inf
         value, eta, slope = self.over.solve_moments(found.size, self.size, mean, energy, least)
         self._eta, self._value = torch.maximum(eta, self._eta), self._top + value
         duals = eta + self._top, torch.maximum(eta, least), mean, over(torch.ones_like(eta), found.size), slope

@@ -1,4 +1,4 @@
-"""Counts of pairs that grow with the batch: "8B" is eight for each of its rows, "B/2" one for every two."""
+"""Counts of pairs that scale with the batch: "8B" is eight pairs per row, "B/2" one per two rows."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ NUMBER = r"(\d+\.?\d*|\.\d+)"
 MULTIPLE = re.compile(rf"\s*{NUMBER}?\s*B\s*(?:/\s*{NUMBER})?\s*", re.ASCII)
 Kind = TypeVar("Kind", bound=Part)
 ROWS: ContextVar[int | None] = ContextVar("ROWS", default=None)
-"""The batch size within a method that was replaced on one object; None elsewhere."""
+"""The batch size while a method replaced on an instance runs; None elsewhere."""
 
 
 def multiple(count: str) -> float | None:
-    """How many times the batch size a text says; None if it says something else.
+    """The factor of B in a count such as "8B"; None for any other text.
 
     >>> [multiple(x) for x in ("8B", "B/2", "0.5B", "3B/4", "B", "8b", "160")]
     [8.0, 0.5, 0.5, 0.75, 1.0, None, None]
@@ -42,7 +42,7 @@ def multiple(count: str) -> float | None:
 
 
 def check_count(owner: str, name: str, count: object, *, zero: bool = False) -> None:
-    """Require a finite number above zero (with `zero`: zero or above), or a multiple of the batch size B."""
+    """Require a finite number above zero (with `zero`: zero or above), or a multiple of the batch size such as "8B"."""
     if not isinstance(count, str):
         check_positive(owner, name, count, zero=zero)
         return
@@ -56,7 +56,7 @@ def check_count(owner: str, name: str, count: object, *, zero: bool = False) -> 
 
 
 def check_amount(owner: str, part: object, name: str, share: str, *, zero: bool = False) -> None:
-    """Require either a count or a share of the measure, in (0, 1]; with `zero`, which may be zero, in [0, 1)."""
+    """Require either a count or a share of the measure in (0, 1]; with `zero`, 0 is allowed and share 1 is not."""
     count, fraction = getattr(part, name), getattr(part, share)
     if (count is None) == (fraction is None):
         raise ValueError(
@@ -70,14 +70,14 @@ def check_amount(owner: str, part: object, name: str, share: str, *, zero: bool 
 
 
 def amount(owner: str, name: str, count: Count | None, share: float | None, size: Tensor, orders: Orders) -> Tensor:
-    """Measure [g] of a count of unordered pairs, or of a share of the groups' measure `size` [g]; at most that."""
+    """Convert a count of unordered pairs, or a share of a measure `size` [g], to a measure [g], at most `size`."""
     if count is None:
         return size * float(share or 0)
     return torch.minimum(torch.full_like(size, unread(owner, name, count)) * orders, size)
 
 
 def scaled(count: Count, factor: float) -> Count:
-    """A checked count times a number, of the same kind.
+    """Multiply a checked count by a number; a multiple of B stays one.
 
     >>> scaled(160, 0.5), scaled("8B", 0.5), scaled("B/2", 3)
     (80.0, '4B', '1.5B')
@@ -88,21 +88,21 @@ def scaled(count: Count, factor: float) -> Count:
 
 
 def of_batch(part: Kind, rows: int, *names: str) -> Kind:
-    """A part whose counts of these names are numbers: those of a batch of so many rows."""
+    """Replace counts such as "8B", in the fields `names`, by their numbers for a batch of `rows` rows."""
     counts = {name: getattr(part, name) for name in names}
     found = {name: _times(count, rows) for name, count in counts.items() if isinstance(count, str)}
     return changed(part, rows, **found) if found else part
 
 
 def _times(count: str, rows: int) -> float:
-    return round((multiple(count) or 0.0) * rows, 9)  # 0.07 · 100 is a little more than 7
+    return round((multiple(count) or 0.0) * rows, 9)  # rounded, because 0.07 · 100 is slightly more than 7
 
 
 def changed(part: Kind, rows: int, **fields: Any) -> Kind:
-    """A copy of a part with other values of some fields, for a batch of so many rows.
+    """Copy a part with new values of some fields, for a batch of `rows` rows.
 
-    Methods that were replaced on this object alone are copied: one that is bound to the part is bound to the copy, and
-    one that calls the part itself, as a wrapper of its method does, finds the batch size in `ROWS`.
+    Methods replaced on the instance are copied: one that is bound to the part is bound to the copy, and one that
+    calls the part itself, like a wrapper of its method, reads the batch size from `ROWS`.
     """
     new = replace(part, **fields)  # type: ignore[type-var]
     # torch 2.11 compiles no loop over an object's attributes, only a search for known names; none compiles ROWS
@@ -127,7 +127,7 @@ def _in_batch(rows: int, method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def unread(owner: str, name: str, count: Count) -> float:
-    """A count that must be a number by now, because a loss has told the size of its batch."""
+    """A count as a number; raises an error for a multiple of B, because no loss has set the batch size."""
     if not isinstance(count, str):
         return count
     rows = ROWS.get()

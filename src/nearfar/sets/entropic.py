@@ -19,7 +19,7 @@ from nearfar.sets.stream import Cap, Dual, Orders, Stream
 __all__ = ["KL", "KLStream", "gentle", "log_average", "log_mean", "log_partition"]
 
 LOWEST = {torch.float64: -600.0, torch.float32: -60.0}
-"""Smallest exponents: below, exp gives subnormal numbers, on which a processor is thirty times slower."""
+"""Smallest exponents: exp of lower ones is subnormal, which is thirty times slower on a processor."""
 
 
 def gentle(z: Tensor) -> Tensor:
@@ -98,7 +98,7 @@ class KL(UncertaintySet, swift=True):
         return replace(self, gamma=1.0) if self.gamma is unit else None
 
     def stream(self, groups: int, like: Tensor, orders: Orders = 1, cap: Cap | None = None) -> Stream:  # noqa: D102
-        gamma = cast("float", self.gamma)  # strips leave a learned one to autograd
+        gamma = cast("float", self.gamma)  # strips leave a learned γ to autograd
         return KLStream(self, groups, like, orders, cap, gamma=gamma)
 
     def _dual(self, l: Tensor, w: Tensor, mass: Tensor) -> Dual:

@@ -48,7 +48,7 @@ class KLBall(UncertaintySet, swift=True):
         return self._search(l, w).dual(l.dtype)
 
     def _search(self, l: Tensor, w: Tensor) -> _Search:
-        """The temperatures of the groups."""
+        """The temperatures of the groups, found by `_Search`."""
         found = Moments(len(l), l)
         found.add(l, w)
         search = _Search(self.rho, found)
@@ -88,13 +88,13 @@ class KLBall(UncertaintySet, swift=True):
 
 
 class _Search:
-    """Newton's method for the temperatures γ of g groups, in log γ within a bracket that halves where a step leaves it.
+    """Newton's method for the temperatures γ of g groups, in log γ; a step that leaves the bracket becomes a bisection.
 
     Attributes:
         found: moments of the groups.
         level: [g] largest loss; 0 for an empty group.
         flat: [g] whether the solution is `Mean`.
-        still: [g] whether it is `Mean` or `Worst`, so that there is nothing to search.
+        still: [g] whether it is `Mean` or `Worst`, so that no search is needed.
         log: [g] log Σ (wᵢ/W) e^{(lᵢ - level)/γ}, at the γ of the last step.
     """
 
@@ -108,31 +108,31 @@ class _Search:
         unit = torch.where(self.flat, 1.0, spread)
         far = math.log(10 * max(1.0, rho**-0.5)) if rho else 0.0
         self._low, self._high = unit.log() + math.log(1e-12), unit.log() + far
-        guess = (over(found.energy, found.size) / (2 * max(rho, 1e-300))).sqrt().log()  # D = Var/2γ² for a large γ
+        guess = (over(found.energy, found.size) / (2 * max(rho, 1e-300))).sqrt().log()  # KL ≈ Var/2γ² for large γ
         guess = torch.minimum(torch.maximum(guess, self._low), self._high)
         self.gamma = torch.where(self.still, unit, guess.exp())
         self.log, self._norm = torch.zeros_like(unit), torch.ones_like(unit)
 
     def sums(self, l: Tensor, w: Tensor) -> Tensor:
-        """Sums [4, g] over members [g, n] of w·e^z, w(e^z - 1), w·z·e^z and w·z²·e^z, for z = (l - level)/γ."""
+        """Sums [4, g] over members [g, n] of w·e^z, w(e^z - 1), w·z·e^z and w·z²·e^z, where z = (l - level)/γ."""
         z = hidden((l.double() - self.level[:, None]) / self.gamma[:, None], w, 0.0)
         e = weighted(gentle(z), w)
         return torch.stack([x.sum(dim=1) for x in (e, weighted(torch.expm1(z), w), e * z, e * z * z)])
 
     def step(self, sums: Tensor) -> Tensor:
-        """Take a step, given the sums at γ; returns in which groups [g] γ was final, and is unchanged."""
+        """Take a step, given the sums at the present γ; returns for which groups [g] γ is final and unchanged."""
         norm, rise, first, second = sums.unbind()
         self._norm = torch.where(self.found.size == 0, 1.0, norm)
         mean, self.log = first / self._norm, log_mean(self._norm.log(), rise, self.found.size)
         gap, spread, at = mean - self.log, (second / self._norm - mean * mean).clamp_min(0.0), self.gamma.log()
         self._low = torch.where(gap > self.rho, at, self._low)
         self._high = torch.where(gap > self.rho, self._high, at)
-        # on log D as a function of log γ, which is a line of slope -2 for large γ
+        # Newton on log D as a function of log γ, which for large γ is a line of slope -2
         change = over((torch.where(gap > 0, gap, 1.0) / max(self.rho, 1e-300)).log() * gap, spread)
         new = at + torch.where(gap > 0, change, math.inf)
         # tolerance: the change of γ that the rounding of the divergence causes
         enough = 1e-13 + over(torch.full_like(at, 32 * torch.finfo(torch.float64).eps), spread)
-        # a last step may fall onto the bound that it began at
+        # the last step may land on the bound where it started
         near = ((new - at).abs() < enough) & (spread > 0)
         new = torch.where(near | ((new > self._low) & (new < self._high)), new, (self._low + self._high) / 2)
         done = self.still | near | (self._high - self._low < 1e-14)
@@ -147,7 +147,7 @@ class _Search:
 
 
 class _KLBallStream(Stream):
-    """Stream of `KLBall`: one sweep for the moments, and one for each step of the search, of which 5 to 10 are usual.
+    """Stream of `KLBall`: one sweep for the moments, then one per step of the search, usually 5 to 10.
 
     Whether all groups have converged is read from the device after each sweep.
     """

@@ -1,4 +1,4 @@
-"""`Mean` and `Worst`: even weights, or all the weight on the largest loss."""
+"""`Mean` and `Worst`: equal weights, or all weight on the largest loss."""
 
 from __future__ import annotations
 

@@ -37,18 +37,18 @@ Dual = tuple[Tensor, ...]
 class Stream(ABC):
     """Base class: reduces g groups whose members arrive chunk by chunk, in one or more sweeps over all chunks.
 
-    A set's stream writes `_start`, `_add`, `_merge` and `_turn`, and `value` or `_weights` if they are not those below.
+    A subclass implements `_start`, `_add`, `_merge` and `_turn`, and overrides `value` or `_weights` if needed.
 
     Args:
         over: the set, an `UncertaintySet`.
         groups: g.
         like: a tensor of the losses' dtype and device.
         orders: as in `UncertaintySet.value`.
-        cap: as there, but a function, because the limit may depend on another stream.
+        cap: likewise, but as a function, because the limit may depend on another stream.
 
     Attributes:
         sweep: number of sweeps that have ended.
-        size: [g] measure of the members. In the first sweep it grows after each chunk, and is merged after `_merge`.
+        size: [g] measure of the members; grows with each chunk of the first sweep, and is merged after `_merge`.
         dual: the set's dual variables, from which its `_weights` computes p*.
     """
 
@@ -67,7 +67,7 @@ class Stream(ABC):
         """Add a chunk [g, c] of members."""
         l, w = self.over._members(losses, measure)
         if self.over.zero_member and not (self._fresh and self.ranks.rank == 0):
-            l, w = l[:, :-1], w[:, :-1]  # once is enough
+            l, w = l[:, :-1], w[:, :-1]  # the zero member counts once
         if self._fresh:
             self._fresh = False
             self._start()
@@ -85,7 +85,7 @@ class Stream(ABC):
         return self._turn()
 
     def value(self) -> Tensor:
-        """Worst-case value F [g], after the last sweep; not if it is `constant`."""
+        """Worst-case value F [g], after the last sweep; not available if it is `constant`."""
         return self._narrow(self.dual[0])
 
     def weights(self, losses: Tensor, measure: Tensor) -> Tensor:
@@ -103,7 +103,7 @@ class Stream(ABC):
         return self.over._carried(self._mass())  # type: ignore[no-any-return]
 
     def _mass(self) -> Tensor:
-        """The limit that the set puts on the measure; as `UncertaintySet._mass`."""
+        """The limit that the set puts on the measure, like `UncertaintySet._mass`."""
         cap = None if self._cap is None else self._cap()
         return self.over._limit(self.size.to(self.like.dtype), self._orders, cap)  # type: ignore[no-any-return]
 
@@ -133,9 +133,9 @@ class Stream(ABC):
 
 
 class Collected(Stream):
-    """Stream of a set that has none: keeps the losses of all members, n·m numbers, and differentiates the set's value.
+    """Stream of a set without its own: stores the losses of all members (n·m numbers) and differentiates the value.
 
-    Chunks must come in the same order in every sweep: weights are handed out in the order in which members came.
+    Chunks must come in the same order in every sweep, because weights are returned in the order of the members.
     """
 
     def __init__(self, over: Any, groups: int, like: Tensor, orders: Orders = 1, cap: Cap | None = None) -> None:
@@ -148,7 +148,7 @@ class Collected(Stream):
         self._add(*self._present(losses.detach(), measure))
 
     def _present(self, losses: Tensor, measure: Tensor) -> tuple[Tensor, Tensor]:
-        """The members that are present, where there is one group and so nothing to pad."""
+        """The members that are present; only for a single group, which needs no padding."""
         if len(losses) > 1:
             return losses, measure
         there = measure[0] > 0

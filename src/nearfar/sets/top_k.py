@@ -115,7 +115,7 @@ class Trimmed(UncertaintySet, swift=True):
         return _RankedStream(self, groups, like, orders, cap)
 
     def _limit(self, size: Tensor, orders: Orders, cap: Tensor | None) -> Tensor:
-        """[g, 2]: the measure T + K up to the last member that carries weight, and T, that of what is left out."""
+        """[g, 2]: the measure T + K up to the last member with weight, and T, the measure that is left out."""
         top = amount("Trimmed", "top", self.top, self.top_fraction, size, orders)
         k = amount("Trimmed", "k", self.k, self.fraction, size, orders)
         return torch.stack([torch.minimum(top + (k if cap is None else torch.minimum(k, cap)), size), top], dim=1)
@@ -134,14 +134,14 @@ class Trimmed(UncertaintySet, swift=True):
 
 
 def _within(l: Tensor, threshold: Tensor, share: Tensor) -> Tensor:
-    """The part of each member [g, n] that is among the largest: 1 above the threshold [g, 1], `share` at it, else 0."""
+    """The fraction of each member [g, n] among the largest: 1 above the threshold [g, 1], `share` at it, else 0."""
     return (l > threshold).to(l.dtype) + share * (l == threshold).to(l.dtype)
 
 
 def edge(l: Tensor, w: Tensor, k: Tensor, fold: Fold | None) -> tuple[Tensor, Tensor]:
-    """Where the K largest members of each group end: the K-th largest loss [g], and the share of its ties that count.
+    """The K-th largest loss of each group [g], and the share of the members tied at it that count.
 
-    K [g] counts by the measure, and is at most that of the group; `fold` bounds it on devices that it is not read from.
+    K [g] counts by measure, and is at most that of the group; on devices where K is not read, `fold` bounds it.
     """
     masked, n = hidden(l, w), l.shape[1]
     most = n if fold is None or fold.fraction else 2 * fold.most  # both orders of each pair
@@ -169,7 +169,7 @@ class _RankedStream(Stream):
     _prefix: Tensor | None = None
 
     def _ends(self) -> Tensor:
-        """Measure [ends·g] up to each end."""
+        """Measure [ends·g] up to each end: for `Trimmed`, T + K and T."""
         return self._mass().reshape(len(self.size), -1).T.reshape(-1)
 
     def _start(self) -> None:
@@ -186,7 +186,7 @@ class _RankedStream(Stream):
             digit = key + 2 ** (self._width - 1)
         else:
             w, digit = w * (key >> self._width == self._prefix[:, None]), key & (2**self._width - 1)
-        if len(l) == 1 and w.dtype == torch.bool and readable(l):  # a third of the time, but a GPU would synchronize
+        if len(l) == 1 and w.dtype == torch.bool and readable(l):  # a third of the time, but would synchronize a GPU
             chosen = torch.where(w, digit, 2**self._width)[0]
             self._counts[0] += torch.bincount(chosen, minlength=2**self._width + 1)[:-1]
         else:

@@ -21,7 +21,7 @@ __all__ = ["CalibratedKL", "DetachedWeights", "PowerWeights", "Sampled", "draw"]
 
 @dataclass(frozen=True, eq=False)
 class _Wrapped(UncertaintySet):
-    """Base class: a value of its own, with the members and weights of another set, `of`."""
+    """Base class: uses the members and weights of another set, `of`, with a value of its own."""
 
     of: UncertaintySet
 
@@ -105,9 +105,9 @@ class Sampled(_Wrapped, swift=True):
 def draw(p: Tensor, samples: int, wanted: Tensor | None = None) -> Tensor:
     """Draw members with replacement and count how often each is drawn, [g, n].
 
-    Inverts the cumulative sum of p: `torch.multinomial` is limited to 2²⁴ members, the pairs of a batch of 4,096.
+    Inverts the cumulative sum of p, because `torch.multinomial` is limited to 2²⁴ members (a batch of 4,096 rows).
 
-    Of the `samples` draws of a row, `wanted` [g, 1] count, or all; a row of zeros gives none.
+    Only the first `wanted` [g, 1] of the `samples` draws of a row count, if given; a row of zeros gives none.
     """
     heights = p.to(torch.float64).cumsum(dim=1)
     end = heights[:, -1:]

@@ -21,7 +21,7 @@ FLOOR = 1e-30  # drawn for 0 on a logarithmic axis
 
 
 def surface(found: Numbers, file: Path) -> None:
-    """Figure 1: the loss surface, α down, smoothing across."""
+    """Draw Figure 1: the loss surface, with α varying by row and smoothing by column."""
     axis = np.asarray(found["axis"])
     names = {"0": "no smoothing"}
     with figure_file(file, (9.0, 6.0), 2, 3, subplot_kw={"projection": "3d"}) as axes:
@@ -37,7 +37,7 @@ def surface(found: Numbers, file: Path) -> None:
 
 
 def appendix(found: Numbers, file: Path) -> None:
-    """Figure 2: f, |w| and |∇f|² for the paper's three steps, printed and true, and where the printed one fails."""
+    """Draw Figure 2: f, |w| and |∇f|² for the three steps, printed and true, and where the printed one fails."""
     titles = {"value": "f(w)", "norm": "|w|", "gradient": "|∇f(w)|²"}
     with figure_file(file, (15.0, 4.2), 1, 4) as axes:
         for ax, (key, title) in zip(axes[0], titles.items(), strict=False):
@@ -63,7 +63,7 @@ def appendix(found: Numbers, file: Path) -> None:
 
 
 def bounds(found: Numbers, file: Path) -> None:
-    """The bounds 2.8, 2.9 and 2.10 against the run."""
+    """Plot the bounds 2.8, 2.9 and 2.10 against the run."""
     with figure_file(file, (13.5, 4.2), 1, 3) as axes:
         first, second, third = axes[0]
         first.plot(found["iterate Frobenius"], "^-", color="tab:red", label="paper: |(I - B/λmax)ᵗ|_F |w¹|")
@@ -91,7 +91,7 @@ def bounds(found: Numbers, file: Path) -> None:
 
 
 def extensions(found: Numbers, file: Path) -> None:
-    """α > 0, μ ≠ 1, n > 1, d > 1, stochastic steps, CCP."""
+    """Draw the figure of the extensions: α > 0, μ ≠ 1, n > 1, d > 1, stochastic steps, CCP."""
     titles = {
         "alpha": "α > 0 (armijo)",
         "mu": "μ ≠ 1 (local safe step)",
@@ -121,7 +121,7 @@ def extensions(found: Numbers, file: Path) -> None:
 
 
 def saddles(found: Numbers, file: Path) -> None:
-    """The saddles 0 and ker B: the plane around 0, and how long starts near a saddle stay there."""
+    """Plot the saddles 0 and ker B: the plane around 0, and how long starts near a saddle stay there."""
     plane = found["plane"]
     axis = np.asarray(plane["axis"])
     with figure_file(file, (12.0, 4.8), 1, 2) as axes:
@@ -145,7 +145,7 @@ def saddles(found: Numbers, file: Path) -> None:
 
 
 def rivals(found: Numbers, file: Path) -> None:
-    """Accuracy with 95% intervals over splits."""
+    """Plot accuracies with 95% intervals over splits."""
     with figure_file(file, (4.6 * len(found), 3.6), 1, len(found), sharey=True) as axes:
         for ax, (name, methods) in zip(axes[0], found.items(), strict=True):
             for place, (method, score) in enumerate(methods.items()):

@@ -1,4 +1,4 @@
-"""Triplet and contrastive loss beside linear SVMs (hinge, logistic): accuracy on three data sets, with intervals."""
+"""Compare triplet and contrastive loss with linear SVMs (hinge, logistic): accuracy on three data sets."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def near_triplets(x: NDArray[Any], y: NDArray[Any], targets: int = 3, impostors:
 
 
 def _principal(x: NDArray[Any], components: int) -> NDArray[Any]:
-    """PCA directions, scaled so that |A|_F² is their number over the features: a start of moderate norm."""
+    """PCA directions as a start of moderate norm: |A|_F² is the number of directions over the number of features."""
     from sklearn.decomposition import PCA
 
     found: NDArray[Any] = PCA(components).fit(x).components_ / math.sqrt(x.shape[1])

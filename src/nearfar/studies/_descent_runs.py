@@ -54,7 +54,7 @@ def _trace(case: Triplet, step: Any, steps: int) -> Numbers:
 
 
 def appendix(steps: int = 20) -> Numbers:
-    """Figure 2: the three steps of the paper as printed, and the two bounds as they should be."""
+    """Figure 2: runs with the three steps of the paper as printed, and with the two corrected bounds."""
     case = appendix_triplet()
     near = Triplet(np.array([1.0, 0.0]), np.array([0.0, 0.5]), np.array([0.1, 0.1]))
     return {

@@ -30,7 +30,7 @@ def _boundary(ax: Any, x: Any, labels: Any, label: int) -> None:
 
 
 def triplet(found: Numbers, file: Path) -> None:
-    """Figure 1: separated classes, and the boundary of one."""
+    """Draw Figure 1: separated classes, and the boundary of one."""
     x, labels = np.array(found["f"]), np.array(found["labels"])
     with figure_file(file, (5.0, 4.0), 1, 1) as axes:
         ax = axes[0][0]
@@ -41,7 +41,7 @@ def triplet(found: Numbers, file: Path) -> None:
 
 
 def toy(found: Numbers, file: Path) -> None:
-    """Figures 2 to 5."""
+    """Draw Figures 2 to 5."""
     x, labels = np.array(found["f"]), np.array(found["labels"])
     with figure_file(file, (18.0, 4.4), 1, 4) as axes:
         points, haus, iso, hard = axes[0]
@@ -70,7 +70,7 @@ def toy(found: Numbers, file: Path) -> None:
 
 
 def collapse(found: Numbers, file: Path) -> None:
-    """Figure 6: where random rows go."""
+    """Draw Figure 6: where random rows go."""
     x, g, labels = (np.array(found[key]) for key in ("f", "map", "labels"))
     with figure_file(file, (6.0, 5.5), 1, 1) as axes:
         ax = axes[0][0]
@@ -88,7 +88,7 @@ def _arrows(ax: Any, x: Any, g: Any, labels: Any) -> None:
 
 
 def shrink(found: Numbers, file: Path) -> None:
-    """s* and H / diameter against the dimension."""
+    """Plot s* and H / diameter against the dimension."""
     with figure_file(file, (10.0, 4.0), 1, 2) as axes:
         for ax, key, title in zip(axes[0], ("shrink", "hardness"), ("s*", "H / diameter"), strict=True):
             for rows, line in found["table"].items():
@@ -100,7 +100,7 @@ def shrink(found: Numbers, file: Path) -> None:
 
 
 def descent(found: Numbers, file: Path) -> None:
-    """Spread at the end relative to the start, for each loss."""
+    """Plot the spread at the end relative to the start, for each loss."""
     with figure_file(file, (13.0, 4.0), 1, len(found["table"]), sharey=True) as axes:
         for ax, (name, table) in zip(axes[0], found["table"].items(), strict=True):
             for rows, line in table.items():

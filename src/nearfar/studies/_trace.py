@@ -1,4 +1,4 @@
-"""What a line of results has besides scores: test classes, a summary of the journal, and the device."""
+"""What a line of results contains besides scores: test classes, a summary of the journal, and the device."""
 
 from __future__ import annotations
 

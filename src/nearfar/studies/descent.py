@@ -27,7 +27,7 @@ def reproduce(folder: str | Path, *, quick: bool = False) -> dict[str, Any]:
 
     Args:
         folder: the folder for descent-*.png and descent.json; created if missing.
-        quick: fewer draws, steps and splits: seconds in place of minutes, the same pictures with less in them.
+        quick: fewer draws, steps and splits: the same figures with less data, in seconds instead of minutes.
 
     Returns:
         The content of descent.json.

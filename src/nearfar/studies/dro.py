@@ -2,7 +2,7 @@
 
 `reproduce(folder)` runs Figure 1 of Qi et al. 2020 (batches of 80 to 640 with 5 samples per class, in which positive
 pairs become rarer), its Figure 2 (K of DRO-TopK at B = 640), and its Table 2 (grouped KL with γ from 1 to
-.001 beside lifted structure and multi-similarity, B = 80, 64 dimensions). The pair loss of all but these two is the
+.001 beside lifted structure and multi-similarity, B = 80, 64 dimensions). All losses except these two use the
 hinge [m ± (λ - s)]₊ with m = .2 and λ = .5.
 """
 

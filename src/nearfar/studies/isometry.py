@@ -36,7 +36,7 @@ def reproduce(folder: str | Path, *, quick: bool = False) -> dict[str, Any]:
 
     Args:
         folder: the folder for isometry-*.png and isometry.json; created if missing.
-        quick: one seed, few sizes and few steps: seconds in place of minutes.
+        quick: one seed, few sizes and few steps: seconds instead of minutes.
 
     Returns:
         The content of isometry.json.

@@ -153,7 +153,7 @@ def _lines(state: TrainState, batch: Batch, memory: Memory) -> list[str]:
 
 
 def _describe_samples(samples: Samples) -> str:
-    """Say how many samples and classes there are, and how large the classes are."""
+    """Report the number of samples and classes, and the sizes of the classes."""
     sizes = np.bincount(samples.labels)
     few, many = int(sizes.min()), int(sizes.max())
     each = f"{few}" if few == many else f"{few} to {many} (median {np.median(sizes):g})"
@@ -198,7 +198,7 @@ def _measure_memory(state: TrainState, batch: Batch) -> Memory:
 
 
 def _per_parameter(config: Config) -> int:
-    """How many numbers the optimizer and the proximal term store per parameter."""
+    """How many numbers per parameter the optimizer and the proximal term store."""
     spec = config.optimizer
     return (2 if spec.name != "sgd" else int(spec.momentum > 0)) + int(spec.proximal > 0)
 

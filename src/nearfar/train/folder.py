@@ -47,7 +47,7 @@ FILES = (
 )
 """The files of a run, besides the event files in `tensorboard/` and the folders `checkpoints/shards-STEP`."""
 SHARD_FILES = (".metadata*", "__*.distcp")
-"""What torch writes into a folder of shards."""
+"""Files that torch writes into a folder of shards."""
 RUNS = Path("runs")
 
 

@@ -266,7 +266,7 @@ class _Training:
             self.progress.step(entry)
 
     def _evaluate(self, moment: Moment) -> dict[str, Any]:
-        """Score the held-out classes (under the papers' protocol, the test classes), and save the best weights."""
+        """Score the held-out classes (or the test classes, under the papers' protocol), and save the best weights."""
         state, plan = self.state, self.state.config.training
         paper, found = plan.protocol == "paper", dict[str, Any]()
         samples, gallery = (state.data.test, state.data.gallery) if paper else (state.validation, None)
@@ -304,7 +304,7 @@ def _extra_entries(moment: Moment, callbacks: Sequence[Callback]) -> Iterator[di
 
 
 def _should_stop(state: TrainState, step: int, stop: Callable[[], bool]) -> bool:
-    """Whether to stop; several processes ask one another every tenth step, so that all stop together."""
+    """Whether to stop; several processes communicate every tenth step, so that all stop together."""
     if state.machine.num_processes == 1:
         return stop()
     return step % 10 == 0 and any(gather_objects("train", stop()))

@@ -1,4 +1,4 @@
-"""The processes of a run: one without accelerate, or several, whose number all sources must agree on."""
+"""The processes of a run: a single one without accelerate, or several, on whose number all sources must agree."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def run_on_first_rank(machine: Any, act: Callable[[], T]) -> T:
 
 
 Count = tuple[int | None, int | None]
-"""A number of processes and the rank of this one; None where a source does not say."""
+"""A number of processes and the rank of this one; None if a source does not specify it."""
 
 
 def count_processes(machine: Any) -> dict[str, Count]:
@@ -135,7 +135,7 @@ def begin(precision: str) -> Any:
 
 
 def describe(machine: Any) -> str:
-    """Say how many processes train, and on which devices."""
+    """Print how many processes train, and on which devices."""
     count = machine.num_processes
     return f"{count} process{'' if count == 1 else 'es'} on {machine.device.type}"
 

@@ -1,4 +1,4 @@
-"""What a run reports: its progress in the terminal, and the scalars of each step; and how Ctrl-C stops it."""
+"""Progress of a run in the terminal, the scalars of each step, and a clean stop on Ctrl-C."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ __all__ = [
 BASELINES = "baselines"
 """The key of the baselines in the journal, at step 0."""
 NAMES = {"input": "input vectors", "untrained": "untrained network", "trained": "trained network"}
-"""What each baseline is called in messages."""
+"""Name of each baseline in messages."""
 
 NOTHING: Batch = (torch.empty(0), torch.empty(0, dtype=torch.long), torch.empty(0, dtype=torch.long))
 """The empty batch of a rank that has no batch in the last turn."""

@@ -244,7 +244,7 @@ def _place(model: nn.Module, machine: Any, shard: bool) -> Sharded | None:
 
 
 def _holds_samples(config: Config, device: torch.device) -> bool:
-    """Whether samples are to be held on the device; on a CPU they are in memory anyway."""
+    """Whether to hold the samples on the device; on a CPU they are in memory anyway."""
     return config.data.cache == "device" and device.type != "cpu"
 
 

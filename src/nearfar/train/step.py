@@ -1,4 +1,4 @@
-"""One training step, and what it is made of: the optimizer, the learning-rate schedule, the average of the weights."""
+"""One training step and its parts: the optimizer, the learning-rate schedule, the average of the weights."""
 
 from __future__ import annotations
 

@@ -33,12 +33,12 @@ def check_trackers(names: Iterable[str]) -> None:
 
 
 class Trackers:
-    """The trackers that a configuration names, open while the block runs.
+    """The trackers named in a configuration, open while the block runs.
 
     Args:
         config: the configuration of the run, which wandb and MLflow store.
-        folder: the run folder, whose name the run gets there; TensorBoard's files go into it.
-        quiet: log nothing, on all ranks but the first.
+        folder: the run folder; its name becomes the name of the run, and TensorBoard's files go into it.
+        quiet: log nothing, on all ranks except the first.
     """
 
     def __init__(self, config: Config, folder: Path, *, quiet: bool = False) -> None:
@@ -79,7 +79,7 @@ class Trackers:
                 tracker.start()
             if name != "tensorboard":  # TensorBoard's would create further folders, and config.yaml is there anyway
                 tracker.store_init_configuration(flat(to_tree(self.config)))
-        except Exception as error:  # each has errors of its own: no network, no key, a full disk
+        except Exception as error:  # each tracker has its own errors: no network, no key, a full disk
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise RuntimeError(
                 f"train: the tracker {name} did not start ({reason}); mend that, or leave it out."

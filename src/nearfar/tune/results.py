@@ -1,4 +1,4 @@
-"""The trials of a search: read and written as JSON lines (`TrialLog`), and what they found (`Best`, `Tuned`)."""
+"""The trials of a search: read and written as JSON lines (`TrialLog`), and their results (`Best`, `Tuned`)."""
 
 from __future__ import annotations
 

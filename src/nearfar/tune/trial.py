@@ -91,7 +91,7 @@ class Trial:
 
 
 class Pruned(Exception):  # noqa: N818  (not an error)
-    """The run is behind the others and stops."""
+    """Raised when the run is behind the others, to stop it."""
 
 
 def hold_out_test(data: DataSet, share: float) -> DataSet:
@@ -168,7 +168,7 @@ def _run(job: Job, place: int, data: DataSet, curves: list[Curve], stop: Callabl
 
 
 def _score_only(config: Config, place: int) -> Config:
-    """The configuration of run number `place` of a trial, without anything that the score does not need."""
+    """The configuration of run number `place` of a trial, without settings that do not affect the score."""
     plan = replace(
         config.training,
         seed=config.training.seed + place,

@@ -89,7 +89,7 @@ def make_plan(
     precision: str | None = None,
     **more: Any,
 ) -> Plan:
-    """The plan of a device by the options of the command; `more` are fields of the plan."""
+    """Make the plan for a device from the options of the command; `more` are fields of the plan."""
     from nearfar.bench import Limits, Patience, Plan, offered
 
     gpu = device == "cuda"

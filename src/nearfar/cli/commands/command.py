@@ -1,4 +1,4 @@
-"""What all commands share: errors of one sentence, outputs that replace no input, reading and writing of files."""
+"""Shared by all commands: errors in one sentence, protection of inputs, reading and writing of files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["OUTPUTS", "Command", "Extra", "check_apart", "check_one", "check_suf
 OUTPUTS = frozenset({"output", "json", "page", "out", "folder", "run"})
 """Names of the parameters that a command writes to; every other path is an input."""
 Extra = Annotated[list[str] | None, typer.Argument(hidden=True)]
-"""Extra arguments, accepted so that a command can explain why it takes only one."""
+"""Extra arguments, accepted so that a command can explain that it takes only one."""
 
 
 class Command(TyperCommand):
@@ -61,13 +61,13 @@ def one_sentence(command: str) -> Iterator[None]:
 
 
 def _format_error(command: str, reason: str) -> str:
-    """Format an error as one line, without repeating the command's name if the message begins with it."""
+    """Format an error as one line; the command's name is prepended unless the message begins with it."""
     lines = [line.strip() for line in reason.splitlines() if line.strip()]
     return visible(f"nearfar {command}: {lines[0].removeprefix(f'{command}: ') if lines else 'failed'}")
 
 
 def _inputs(params: Mapping[str, Any], paths: Set[str]) -> Iterator[Path]:
-    """The inputs: the arguments that are `paths`, and words that name a file."""
+    """Collect the inputs: all arguments that are `paths`, and words that name an existing file."""
     for name, value in params.items():
         for each in value if isinstance(value, list | tuple) else [value]:
             path = name in paths and each is not None
@@ -78,8 +78,8 @@ def _inputs(params: Mapping[str, Any], paths: Set[str]) -> Iterator[Path]:
 def check_apart(outputs: Mapping[str, Path], inputs: Iterable[Path]) -> None:
     """Refuse outputs that are an input, a file of an input folder, or one another.
 
-    Links of both kinds are followed. In a folder that is read, pages may be written anew, and in the folder of a run
-    everything but the run's own files.
+    Symbolic and hard links are followed. In an input folder, pages may be overwritten; in a run folder, everything
+    except the run's own files.
 
     Args:
         outputs: by the option that names them.
@@ -104,7 +104,7 @@ def _describe(source: Path, target: Path) -> str:
 
 
 def _is_in(target: Path, folder: Path) -> bool:
-    """Whether an existing file belongs to a folder that is read."""
+    """Whether writing to an existing file would overwrite part of an input folder."""
     from nearfar.train.folder import FILES, REPORT, is_run
 
     if is_run(folder):
@@ -118,12 +118,12 @@ def _is_in(target: Path, folder: Path) -> bool:
 
 
 def check_suffix(option: str, path: Path, allowed: Mapping[str, str]) -> None:
-    """Require a suffix that says what is written.
+    """Require a suffix that is allowed, since it determines what is written.
 
     Args:
         option: the option that names the file.
         path: the file.
-        allowed: suffix -> what is then written; "" stands for a name without a suffix.
+        allowed: a mapping from a suffix to what is then written; "" stands for a name without a suffix.
     """
     if path.suffix not in allowed:
         ways = " or ".join(f"{f'end in {end}' if end else 'have no suffix'} ({what})" for end, what in allowed.items())

@@ -14,7 +14,7 @@ __all__ = ["complete", "loss_names", "values_of"]
 
 
 def complete(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Complete the value of the key before it; nothing elsewhere, so that the shell offers files."""
+    """Complete the value of the key before it; suggest nothing elsewhere, so that the shell offers files."""
     before = ctx.params.get("words") or [""]
     return [value for value in values_of(before[-1].removeprefix("--")) if value.startswith(incomplete)]
 

@@ -37,7 +37,7 @@ def diagnose(
 
 
 def find_diagnoses(source: Path, options: dict[str, Any]) -> dict[str, Diagnosis]:
-    """Diagnose the journal and the vectors, as far as they exist."""
+    """Diagnose the journal and the vectors, if they exist."""
     from nearfar.doctor import diagnose_run
 
     found: dict[str, Diagnosis] = {}

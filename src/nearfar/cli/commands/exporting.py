@@ -71,7 +71,7 @@ def export(
 
 
 def _as_weights(model: Path, output: Path) -> str:
-    """Write a .safetensors file that `models.load` reads; gives what it holds in words."""
+    """Write a .safetensors file that `models.load` reads; returns a description of its contents."""
     from nearfar.models.saved import read
 
     saved = read(model)

@@ -48,7 +48,7 @@ class Samples:
     classes: tuple[str, ...] | None = None
 
     def fields(self, rows: Tensor | None) -> dict[str, Any]:
-        """The fields of `Vectors` beside x, for some rows or for all."""
+        """The fields of `Vectors` other than x, for some rows or all."""
         at = slice(None) if rows is None else rows.numpy()
         name = None if self.name is None else np.array(self.name, dtype=object)[at].tolist()
         y, images = (None if value is None else value[at] for value in (self.y, self.images))
@@ -60,7 +60,7 @@ class Samples:
 
 
 class Transformed:
-    """Raw samples through a deterministic transform, each with its row; None if it is skipped."""
+    """Samples after a deterministic transform, each with its row; None for a sample that is skipped."""
 
     def __init__(self, raw: Any, transform: Transform) -> None:
         self.raw, self.transform = raw, transform
@@ -73,7 +73,7 @@ class Transformed:
         return None if sample is None else (self.transform(sample, np.random.default_rng(0)), row)
 
     def digest(self, rows: range) -> str:
-        """A digest of the bytes of some picture files, which are read but not decoded; empty for samples in memory."""
+        """A digest of the encoded bytes of some picture files, without decoding; empty for samples in memory."""
         if isinstance(self.raw, Tensor):
             return ""
         found = hashlib.sha256()

@@ -57,7 +57,7 @@ class Model:
     pixels: bool = False
 
     def assumed(self, size: int | None, imagenet: bool) -> Assumed:
-        """The preprocessing of pictures if the model does not define it; options without effect are refused."""
+        """The assumed preprocessing if the model defines none; raises an error for options without effect."""
         if self.transform is not None and (size is not None or imagenet):
             raise ValueError("this model brings its own preprocessing; leave --size and --imagenet out.")
         if self.pixels and imagenet:
@@ -92,7 +92,7 @@ def load_model(path: Path, *, trust_model: bool = False) -> Model:
 
 
 def _check_trust(path: Path, trust_model: bool) -> None:
-    """Refuse a file that can run code, unless it is trusted; a file that is not a model is reported first."""
+    """Refuse a file that can run code, unless it is trusted; checks first that the file is a model at all."""
     kind, marks, harm = RUNS_CODE[path.suffix]
     try:
         with zipfile.ZipFile(path) as archive:

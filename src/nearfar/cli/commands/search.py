@@ -22,7 +22,7 @@ __all__ = ["Images", "IndexPath", "Network", "index", "search"]
 SHOWN = 10
 """Queries whose neighbors are printed."""
 JUDGED = 1000
-"""Queries on which an index in one file is measured at most."""
+"""Maximum number of queries on which an index in one file is measured."""
 
 IndexPath = Annotated[Path, typer.Argument(metavar="INDEX", help="File or folder made by `nearfar index`.")]
 Network = Annotated[

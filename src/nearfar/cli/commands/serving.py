@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["serve"]
 
 PER_CLIENT = 64
-"""Connections of one address, where addresses tell clients apart."""
+"""Maximum number of connections of one address, if addresses distinguish clients."""
 
 
 def serve(
@@ -80,7 +80,7 @@ def serve(
 
 
 def _greet(made: Index | DiskIndex, index: Path, host: str, port: int, pictures: bool) -> None:
-    """Print the address, and what is missing."""
+    """Print the address, and which optional parts the index lacks."""
     from nearfar.serve.server import is_loopback
 
     if not pictures:

@@ -101,7 +101,7 @@ def train(
 
 
 def _launch(processes: int | None, again: int, run: Path | None) -> bool:
-    """Train in several processes, if asked to; if they may be restarted, create the folder that they share."""
+    """Train in several processes if requested; if they may be restarted, first create the folder that they share."""
     if processes is not None and (processes > 1 or again):
         need("accelerate", "train: --processes", "processes", instead="leave it out")
     if not again or processes is None or run is not None:
@@ -132,7 +132,7 @@ def _say_dry(config: Config, run: Path | None) -> None:
 def _choose_config(
     run: Path | None, config: Path | None, flags: Sequence[tuple[str, str]], resume: bool, ill: Path | None
 ) -> Config:
-    """The configuration to train: from a file, of the run to resume, or of an unhealthy run with its remedy."""
+    """The configuration to train: from a file, of the run to resume, or with the remedy for an unhealthy run."""
     from nearfar.train import load
 
     if ill is not None:

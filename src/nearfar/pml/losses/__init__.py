@@ -1,4 +1,4 @@
-"""PML's losses; those named here are computed by ours where the result is the same."""
+"""PML's losses; the classes named here use nearfar's code whenever the result is the same."""
 
 from nearfar.pml._modules import delegate
 from nearfar.pml.losses._classes import ArcFaceLoss, CosFaceLoss

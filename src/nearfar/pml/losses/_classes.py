@@ -1,4 +1,4 @@
-"""Losses with class vectors: the margin is applied to the n cosines of the rows' own classes."""
+"""Losses with class vectors: the margin is only applied to the n cosines between rows and their own classes."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from nearfar.pml._native import Indices, is_ours
 __all__ = ["ArcFaceLoss", "CosFaceLoss"]
 
 WIDE = (torch.float32, torch.float64)
-"""Precisions in which a sum in another order shows in the last digits alone."""
+"""Dtypes in which another order of summation only affects the last digits."""
 
 
 class OwnCosines:
-    """Goes before one of PML's losses; makes no masks [n, classes]. All formulas are PML's methods."""
+    """Mixin placed before a PML loss; avoids masks [n, classes]. All formulas are PML's methods."""
 
-    # of PML's class
+    # attributes of PML's class
     W: Tensor
     num_classes: int
     cast_types: Callable[..., None]
@@ -47,14 +47,14 @@ class OwnCosines:
         return parts
 
     def _logits(self, embeddings: Tensor, own: Tensor) -> Tensor | None:
-        """The logits with the margin; None where PML is to make them."""
+        """The logits with the margin; None if PML must compute them."""
         self.cast_types(embeddings.dtype, embeddings.device)
         cosine = self.get_cosine(embeddings)
         if cosine.dtype not in WIDE or cosine.shape[1] != self.num_classes:  # under autocast, or W was replaced
             return None
         try:
             changed = self.modify_cosine_of_target_classes(cosine.gather(1, own))
-        except (IndexError, RuntimeError):  # a label without a vector: PML has its own error
+        except (IndexError, RuntimeError):  # a label without a class vector: PML raises its own error
             return None
         return self.scale_logits(cosine.scatter(1, own, changed), embeddings)
 

@@ -1,4 +1,4 @@
-"""`Native`: a loss of PML's that our loss computes where the result is the same."""
+"""`Native`: a PML loss computed by one of nearfar's losses whenever the result is the same."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from nearfar.relations.index_tuples import as_pairs, check_apart, indexed
 __all__ = ["Native"]
 
 SMALL = 2**16
-"""Pairs up to which a batch on a CPU is computed by the dense engine with as few checks as possible."""
+"""Largest number of pairs for which a CPU batch goes to the dense engine with as few checks as possible."""
 WHOLE = (torch.int64, torch.int32)
-"""Types of indices that torch takes; it reads others as masks, or refuses them."""
+"""Index dtypes that torch accepts; it reads others as masks, or rejects them."""
 
 
 class Native:
-    """Goes before one of PML's losses; `recipe` makes our loss from its settings.
+    """Mixin placed before a PML loss; `recipe` makes the nearfar loss from its settings.
 
         class NTXentLoss(Native, losses.NTXentLoss):
             settings = ("temperature",)
@@ -36,28 +36,28 @@ class Native:
             def recipe(self, known: Setup) -> RobustLoss:
                 return NTXent(temperature=self.temperature, reduction=known.reduction, similarity=known.similarity)
 
-    Our loss is kept while the settings, the distance and the reducer stay the same.
+    The nearfar loss is cached while the settings, the distance and the reducer stay the same.
     """
 
     settings: ClassVar[tuple[str, ...]] = ()
     """Attributes that `recipe` reads."""
     least: ClassVar[tuple[int, int]] = (0, 0)
-    """Rows on a CPU below which PML is faster, without and with an index tuple."""
+    """Number of rows below which PML is faster on a CPU, without and with an index tuple."""
     tuples: ClassVar[bool] = True
-    """Whether our loss reads an index tuple as PML's does."""
+    """Whether nearfar's loss treats index tuples like PML's."""
     references: ClassVar[bool] = True
-    """Whether our loss reads reference rows as PML's does."""
+    """Whether nearfar's loss treats reference rows like PML's."""
     once: ClassVar[bool] = False
-    """Whether a pair that an index tuple lists twice counts once: PML computes the loss from masks."""
+    """Whether a pair listed twice counts once, because PML computes the loss from masks."""
 
-    # of PML's class
+    # attributes of PML's class
     distance: Any
     reducer: Any
     embedding_regularizer: Any
     embedding_reg_weight: Any
 
     def recipe(self, known: Setup) -> RobustLoss | None:
-        """Our loss under the present settings; None where there is none."""
+        """The nearfar loss for the present settings; None if there is none."""
         return None
 
     def forward(
@@ -73,8 +73,8 @@ class Native:
     ) -> Tensor:
         """The loss; arguments as in PML.
 
-        `ids` and `ref_ids` say which rows of the batch and of the reference are the same sample, and form no pair; only
-        our losses read them.
+        `ids` and `ref_ids` identify the samples of the rows and references; equal samples form no pair. Only
+        nearfar's losses use them.
         """
         value = self._compute(embeddings, labels, indices_tuple, ref_emb, ref_labels, ids, ref_ids)
         if value is None:
@@ -85,7 +85,7 @@ class Native:
 
     @property
     def robust(self) -> RobustLoss:
-        """Our loss with the present settings; `loss.robust.explain(...)` shows the weights behind a value."""
+        """The nearfar loss with the present settings; `loss.robust.explain(...)` shows the weights behind a value."""
         found = self._keep()
         if found is None:
             raise ValueError(  # an AttributeError would be replaced by torch's own
@@ -99,11 +99,11 @@ class Native:
 
     @property
     def owner(self) -> str:
-        """The name in messages."""
+        """The name used in messages."""
         return type(self).__name__
 
     def of_all_ranks(self, call: Call) -> Tensor:
-        """The loss of a call that `nf.Distributed` has gathered from all processes."""
+        """The loss of a call that `nf.Distributed` gathered from all processes."""
         if call.ref_emb is not None and not self.references:
             raise ValueError(f"{self.owner}: takes no reference inside nf.Distributed; wrap the native loss.")
         return self._regularized(self.robust._value(replace(call, owner=self.owner)), call.embeddings)
@@ -111,8 +111,8 @@ class Native:
     def _compute(
         self, embeddings: Any, labels: Any, indices: Any, ref_emb: Any, ref_labels: Any, ids: Any, ref_ids: Any
     ) -> Tensor | None:
-        """The value by our loss; None where PML is to compute it."""
-        # the quickest question first: little time may pass before PML begins with a small batch
+        """The value by the nearfar loss; None if PML must compute it."""
+        # the cheapest check first, because for a small batch PML must start without delay
         here = isinstance(embeddings, Tensor) and embeddings.ndim > 0 and embeddings.device.type == "cpu"
         if here and ids is None and ref_ids is None and len(embeddings) < self.least[indices is not None]:
             return None
@@ -120,7 +120,7 @@ class Native:
             return None
         if not suit(embeddings, labels, ref_emb, ref_labels):
             return None
-        # PML's result is 0 where there is one pair of each sign at most
+        # PML returns 0 if there is at most one pair of each sign
         columns = len(embeddings if ref_emb is None else ref_emb)
         if len(embeddings) * columns <= 4 or (indices is not None and not _several(indices)):
             return None
@@ -129,19 +129,19 @@ class Native:
             return None
         try:
             value = self._value(loss, Call(loss.owner, embeddings, labels, indices, ref_emb, ref_labels, ids, ref_ids))
-        except ValueError:  # broken rows or indices: PML has its own answer
+        except ValueError:  # invalid rows or indices: PML handles them in its own way
             return None
         return self._regularized(value, embeddings)
 
     def _regularized(self, value: Tensor, embeddings: Tensor) -> Tensor:
-        """The value with the penalty on the embeddings, if there is one."""
+        """The value plus the penalty on the embeddings, if there is one."""
         if self.embedding_regularizer is None:
             return value
         penalty: Tensor = value + self.embedding_reg_weight * self.embedding_regularizer(embeddings)
         return penalty
 
     def _keep(self) -> RobustLoss | None:
-        """Our loss under the present settings, made anew where one of them has changed."""
+        """The nearfar loss for the present settings, made again if one of them changed."""
         if not is_ours(self):
             return None
         parts: list[str] = self._sub_loss_names()  # type: ignore[attr-defined]
@@ -156,7 +156,7 @@ class Native:
             return None
         kept: tuple[Any, RobustLoss | None] | None = self.__dict__.get("_kept_loss")
         if kept is None or kept[0] != (id(self), key, values):  # a copy of this object makes its own
-            # in a tuple: as a module it would enter the state dict
+            # in a tuple, because a module would enter the state dict
             kept = ((id(self), key, values), self._make(known))
             self.__dict__["_kept_loss"] = kept
         return kept[1]
@@ -164,10 +164,10 @@ class Native:
     def _make(self, known: Setup) -> RobustLoss | None:
         try:
             loss = self.recipe(known)
-        except (TypeError, ValueError):  # a setting that ours refuses, and PML may not
+        except (TypeError, ValueError):  # a setting that nearfar rejects and PML may accept
             return None
         if loss is not None:
-            loss.owner, loss._warned = type(self).__name__, True  # as PML, silent where there is nothing to learn from
+            loss.owner, loss._warned = type(self).__name__, True  # like PML, silent if there is nothing to learn from
             loss.listed_once = loss.listed_apart = self.once
         return loss
 
@@ -183,7 +183,7 @@ class Native:
         return dense_value(product, keep(product, self._pairs(loss, product, call, scores)))
 
     def _scores(self, call: Call) -> Tensor:
-        """The scores [n, m] by PML's distance."""
+        """The scores [n, m], computed with PML's distance."""
         check_embeddings("", "embeddings", call.embeddings)
         if call.ref_emb is not None:
             check_embeddings("", "ref_emb", call.ref_emb)
@@ -194,20 +194,20 @@ class Native:
         return numbers if self.distance.is_inverted else -numbers
 
     def _pairs(self, loss: RobustLoss, product: Product, call: Call, scores: Tensor) -> ScoredPairs:
-        """The pairs of a small batch that count."""
+        """The pairs of a small batch, with their measures."""
         relation = call.relation()
-        every = torch.ones(len(scores), dtype=torch.bool)  # two rows are always a pair, of one sign or the other
+        every = torch.ones(len(scores), dtype=torch.bool)  # every two rows are a pair, of one sign or the other
         listed = None
         if call.indices is not None and len(call.indices) == 3 and product.groups.takes_triplets:
             listed = (call.indices[0], call.indices[1], call.indices[2])
-            measures = every, every  # not read
+            measures = every, every  # not used
         else:
             measures = self._measures(loss, call, call.labels, scores)
         rows = call.embeddings, call.reference
         return ScoredPairs(scores, *measures, every, every, relation, product.similarity, *rows, listed, mined=True)
 
     def _measures(self, loss: RobustLoss, call: Call, labels: Any, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Which pairs count, [n, m]: masks, or how often the index tuple lists each."""
+        """Measures [n, m] of positive and negative pairs: masks, or how often the index tuple lists each."""
         if call.indices is None:
             return masks(labels, call.ref_labels)
         mined = call.indices.masks(call.shape) if isinstance(call.indices, Mined) else None
@@ -221,7 +221,7 @@ class Native:
 
 
 def _several(indices: Any) -> bool:
-    """Whether an index tuple has the form of one, and lists more than a pair of each sign."""
+    """Whether this is a valid index tuple with more than one pair of a sign."""
     if not isinstance(indices, tuple | list) or len(indices) not in (3, 4):
         return False
     formed = all(isinstance(each, Tensor) and each.ndim == 1 and each.dtype in WHOLE for each in indices)

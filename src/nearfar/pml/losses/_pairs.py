@@ -1,4 +1,4 @@
-"""Losses of pairs, as recipes of ours."""
+"""PML's pair losses as recipes of nearfar's."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 SAFE = 70.0
-"""Difference of exponents up to which no quotient of exponentials underflows in float32, with any number of pairs."""
+"""Largest difference of exponents for which no quotient underflows in float32, for any number of pairs."""
 
 
 class ContrastiveLoss(Native, losses.ContrastiveLoss):
@@ -100,7 +100,7 @@ class NTXentLoss(Native, losses.NTXentLoss):
     least = (0, 48)
 
     def recipe(self, known: Setup) -> RobustLoss | None:
-        # PML takes the logarithm of a quotient, which is exact only where unit rows and the temperature bound it
+        # PML takes the logarithm of a quotient, which is accurate only if unit rows and the temperature bound it
         unit, widest = known.similarity.normalize, 4 if known.similarity.form == "squared" else 2
         if not unit or widest > SAFE * self.temperature or known.reducer is reducers.AvgNonZeroReducer:
             return None
@@ -112,7 +112,7 @@ class SupConLoss(Native, losses.SupConLoss):
 
     settings = ("temperature",)
     least = (192, 0)
-    tuples = references = False  # ours leaves out anchors without a negative pair
+    tuples = references = False  # nearfar's loss leaves out anchors without a negative pair
 
     def recipe(self, known: Setup) -> RobustLoss:
         return SupCon(temperature=self.temperature, reduction=known.reduction, similarity=known.similarity)
@@ -127,11 +127,11 @@ class CircleLoss(Native, losses.CircleLoss):
 
     @property
     def curve(self) -> str:
-        """The function around the two logarithms, which may be replaced."""
+        """The function around the two logarithms; users may replace it."""
         return repr(self.soft_plus)
 
     def recipe(self, known: Setup) -> RobustLoss | None:
-        # PML computes with these numbers, which it derives from the margin once
+        # PML uses these numbers, which it derives from the margin once
         m = -self.on
         if not known.inverted or (self.op, self.delta_p, self.delta_n, self.curve) != (
             1 + m,

@@ -1,4 +1,4 @@
-"""Losses of triplets, as recipes of ours."""
+"""PML's triplet losses as recipes of nearfar's."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class TripletMarginLoss(Native, losses.TripletMarginLoss):
 
     @property
     def references(self) -> bool:  # type: ignore[override]
-        """PML looks the distance of positive and negative up among batch and reference, not within the reference."""
+        """False with swap: PML then looks up s_pn between batch and reference, not within the reference."""
         return not self.swap
 
     def recipe(self, known: Setup) -> RobustLoss | None:
@@ -42,12 +42,12 @@ class TripletMarginLoss(Native, losses.TripletMarginLoss):
 
 
 class Boundary(PairLoss):
-    """A hinge l = [m + sign·(λ - s)]₊ around the boundary λ of a `MarginLoss`, as it is at each call."""
+    """A hinge l = [m + sign·(λ - s)]₊ around the boundary λ that a `MarginLoss` has at each call."""
 
     def __init__(self, margin: float, of: losses.MarginLoss, known: Setup) -> None:
         super().__init__()
         self.margin = margin
-        self._of: tuple[Any, Setup] = (of, known)  # in a tuple: the loss is no part of its own part
+        self._of: tuple[Any, Setup] = (of, known)  # in a tuple, so that the loss is not a submodule of its part
 
     def forward(self, s: Tensor, sign: int) -> Tensor:
         of, known = self._of
@@ -74,7 +74,7 @@ class MarginLoss(Native, losses.MarginLoss):
 
     @property
     def boundaries(self) -> int:
-        """Number of boundaries: 1, or one of each class."""
+        """Number of boundaries: 1, or one per class."""
         return len(self.beta)
 
     def recipe(self, known: Setup) -> RobustLoss | None:
@@ -89,5 +89,5 @@ class MarginLoss(Native, losses.MarginLoss):
             groups="batch" if known.reducer is reducers.DivisorReducer else "sign",
             similarity=known.similarity,
             miner=PerTriplet(),
-            engine="dense",  # a recording would not see the boundary
+            engine="dense",  # a recording would not notice a changed boundary
         )

@@ -1,4 +1,4 @@
-"""PML's miners; those named here are computed by ours where the result is the same."""
+"""PML's miners; the classes named here use nearfar's code whenever the result is the same."""
 
 from nearfar.pml._modules import delegate
 from nearfar.pml.miners._native import (

@@ -1,4 +1,4 @@
-"""Miners of PML's that choose pairs from masks, without sorting rows or listing all pairs and triplets first."""
+"""PML's miners that can choose pairs from masks, without sorting rows or listing all pairs and triplets first."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ __all__ = ["BatchHardMiner", "MultiSimilarityMiner", "Native", "PairMarginMiner"
 
 
 class Native:
-    """Goes before one of PML's miners; `choose` gives the indices from scores and masks."""
+    """Mixin placed before a PML miner; `choose` computes the indices from scores and masks."""
 
     settings: ClassVar[tuple[str, ...]] = ()
     """Attributes that `choose` reads."""
 
-    # of PML's class
+    # attributes of PML's class
     distance: Any
 
     def choose(self, scores: Tensor, positive: Tensor, negative: Tensor, sign: int) -> Mined | None:
-        """The index tuple; None where PML is to give it.
+        """Choose pairs; returns the index tuple, or None if PML must compute it.
 
         Args:
             scores: [n, m], larger = more similar.
             positive: [n, m] mask.
             negative: [n, m] mask.
-            sign: of a score in the units of the distance: 1 for similarities, -1 for distances.
+            sign: sign of scores relative to PML's distance: 1 for similarities, -1 for distances.
         """
         return None
 
     def forward(
         self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
     ) -> Indices:
-        """The index tuple; arguments as in PML."""
+        """Mine the batch; arguments and result as in PML."""
         found = self._mine(embeddings, labels, ref_emb, ref_labels)
         if found is None:
             indices: Indices = super().forward(embeddings, labels, ref_emb, ref_labels)  # type: ignore[misc]
@@ -57,10 +57,10 @@ class Native:
         with torch.no_grad():
             others = ref_emb
             if ref_emb is None and not type(self.distance).__module__.startswith("pytorch_metric_learning."):
-                others = embeddings  # a distance of the user's may want both; PML's own normalizes each once
+                others = embeddings  # a custom distance may need both; PML's own would normalize each once
             numbers: Tensor = self.distance(embeddings, others)
             if not math.isfinite(float(numbers.sum())):
-                return None  # comparisons with NaN are false, and PML makes them in another order
+                return None  # comparisons with NaN are false, and PML compares in another order
             inverted = self.distance.is_inverted
             scores = numbers if inverted else -numbers
             return self.choose(scores, *masks(labels, ref_labels), 1 if inverted else -1)
@@ -75,7 +75,7 @@ class MultiSimilarityMiner(Native, miners.MultiSimilarityMiner):
         hardest = hidden(scores, negative).amax(dim=1, keepdim=True)
         farthest = hidden(scores, positive, math.inf).amin(dim=1, keepdim=True)
         found = _listed(positive & (scores - self.epsilon < hardest), negative & (scores + self.epsilon > farthest))
-        # in PML's order, hardest positives of a row first: `NPairsLoss` takes the first pair of a class
+        # in PML's order, hardest positives of a row first, because `NPairsLoss` takes the first pair of a class
         a, p, *rest = found
         order = torch.argsort(scores[a, p], stable=True)
         order = order[torch.argsort(a[order], stable=True)]
@@ -124,6 +124,6 @@ class TripletMarginMiner(Native, miners.TripletMarginMiner):
 
 
 def _listed(positive: Tensor, negative: Tensor) -> Mined:
-    """The pairs of two masks as a tuple."""
+    """The index tuple of the pairs in two masks."""
     indices = (*torch.nonzero(positive, as_tuple=True), *torch.nonzero(negative, as_tuple=True))
     return Mined(indices, positive, negative)
