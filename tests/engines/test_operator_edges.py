@@ -107,3 +107,28 @@ def test_ranks_refuse_together(tmp_path):
     for rank in together("tests.engines.test_operator_edges", "on_ranks", 2, tmp_path):
         for name in RANKED:
             assert_close(rank[name]["value"], wanted[name]["value"])
+
+
+def test_chi_square_where_no_negative_pair_has_a_loss():
+    x = torch.tensor([[-0.26, 0.08, 0.31, -0.37], [-0.34, -0.16, -0.17, -0.03], [0.33, 0.07, 0.2, -0.03]]).double()
+    over = S.ChiSquare(2.0, zero="drop")
+    dot = nf.similarity.Dot()
+    make = lambda: nf.RobustLoss(pair=P.CircleScore(scale=4.0), over=over, groups="sign", similarity=dot)  # noqa: E731
+    equal_dense(make, x, torch.tensor([0, 0, 1]))
+
+
+@pytest.mark.parametrize("link", [nf.links.Add(apart=True), None])
+def test_values_that_are_zero_stay_exactly_zero_under_nonzero(link):
+    """Hinges that cost nothing, of rows at Euclidean distances; exponentials around another level leave 1e-17."""
+    over, pair = S.KL(0.5), P.Hinge(0.03, -0.3)
+    distance = nf.similarity.NegEuclidean()
+    make = lambda: nf.RobustLoss(  # noqa: E731
+        pair=pair, over=over, groups="anchor_sign", link=link, reduction="nonzero", similarity=distance
+    )
+    labels = torch.randint(0, 5, (14,), generator=torch.Generator().manual_seed(3))
+    equal_dense(make, rows(14, 6, seed=3), labels)
+
+
+def test_a_fraction_of_the_pairs_with_a_loss():
+    over = S.TopK(fraction=0.27, zero="drop")
+    equal_dense(lambda: nf.RobustLoss(pair=P.Hinge(0.9), over=over, groups="sign"), rows(20), torch.arange(20) % 4)

@@ -337,13 +337,15 @@ def _moments(
             if not float(eta) > float(least - mean):
                 break
             level, about, centered = float(mean + eta), round_to(float(mean)), False
+    had_negative = found[2] > 0 if call.had_negative is None else call.had_negative
+    if not float(size):  # no member has a loss
+        return torch.zeros_like(value)[None], had_negative
     value, tilt = mean + value, float(slope)
     first = float(over(torch.ones_like(size), size) + slope * (about - mean))
     weights: dict[str, Any] = {"exp": 3, "level": max(level, -1e30), "about": about, "first": first, "second": tilt}
     t = call.whole(call.fold(side, of, fold, whole=True, **weights)[0])
     p = (inside * (first + tilt * gap)).to(losses.dtype)
     through = t.sum() + (p * torch.where(measure > 0, losses, 0.0)).sum().to(t.dtype)
-    had_negative = found[2] > 0 if call.had_negative is None else call.had_negative
     return (value + (through - through.detach()))[None], had_negative
 
 
