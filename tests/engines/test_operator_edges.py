@@ -132,3 +132,16 @@ def test_values_that_are_zero_stay_exactly_zero_under_nonzero(link):
 def test_a_fraction_of_the_pairs_with_a_loss():
     over = S.TopK(fraction=0.27, zero="drop")
     equal_dense(lambda: nf.RobustLoss(pair=P.Hinge(0.9), over=over, groups="sign"), rows(20), torch.arange(20) % 4)
+
+
+@pytest.mark.parametrize("tile", [3, 5, 7, 9, 11])
+def test_the_hardest_pair_is_the_hardest_in_tiles_of_every_height(tile):
+    """Products of other shapes round differently, and a miner compares scores with the largest of them."""
+    for seed in range(8):
+        x, labels = rows(20, 5, seed), torch.arange(20) % 6
+        make = lambda: nf.RobustLoss(  # noqa: E731
+            pair=P.Hinge(), over=S.KL(1.0), groups="anchor", miner=nf.miners.Hard(), similarity=nf.similarity.Dot()
+        )
+        tiled, dense = make(), make()
+        tiled.engine, tiled.tile, dense.engine = "tiled", tile, "dense"
+        assert_close(tiled(x, labels), dense(x, labels), atol=1e-10, rtol=1e-10)

@@ -53,7 +53,8 @@ class OperatorCall(Rows):
         assert self.measure is not None  # noqa: S101
         line, probe = PairForm("line", 1.0, 0.0), miner.window(torch.ones(1, 1), torch.ones(1, 1) > 0, torch.ones(1))
         assert probe is not None  # noqa: S101 - see plan.py
-        self.full = int(probe.most is not None)
+        # the same tiles as in the fold: products of other shapes may round a score to the other side of its own limit
+        self.full = int(probe.closed or probe.most is not None)
         near = self.near.detach()
         if probe.most is not None:
             if self.given & 4:
