@@ -92,8 +92,8 @@ def main() -> None:
     given = parser.parse_args()
     from nearfar.bench import SUBJECTS
 
-    head = ("loss", "rows", "here, ms", "there, ms", "here / there", "PML / here", "PML / there")
-    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    columns = ("loss", "rows", "here, ms", "there, ms", "here / there", "PML / here", "PML / there")
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     workers = [Worker(ROOT, given.width), Worker(given.other, given.width)]
     for rows in given.sizes:
         for name in given.losses or SUBJECTS:
@@ -104,7 +104,8 @@ def main() -> None:
             cells = [name, f"{rows:,}", f"{1e3 * here:.3g}", f"{1e3 * there:.3g}", f"{here / there:.2f}", *peers]
             lines.append(f"| {' | '.join(cells)} |")
             print(lines[-1], flush=True)
-    RESULT.write_text("\n".join(["# This checkout beside another, one thread, forward and backward", "", *lines, ""]))
+    head = "# This checkout beside another, one thread, forward and backward"
+    RESULT.write_text("\n".join([head, "", *lines, ""]), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -152,8 +152,8 @@ def _anchor(call: OperatorCall) -> Found:
     product, of = call.product, call.product.over_positive
     fold = fold_of(of)
     if fold.kind == "max":
-        losses, there, had_positive, had_negative = _with_hardest(call)
-        values = of.value(losses, there)
+        losses, measure, had_positive, had_negative = _with_hardest(call)
+        values = of.value(losses, measure)
     else:
         t, size, seen, *_ = call.fold("negative", of, fold)
         had_negative = seen > 0 if call.had_negative is None else call.had_negative
@@ -170,18 +170,25 @@ def _anchor(call: OperatorCall) -> Found:
 def _with_hardest(call: OperatorCall) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Losses and mask [n, P+1] of positive pairs and hardest negative of each row; rows with either of them."""
     assert call.measure is not None  # noqa: S101 - a maximum over positive pairs is not folded
-    if call.given & 4:
-        raise RefusalError  # ties share the weight in proportion to their measure
-    negative, has_negative, had_negative = _hardest(call)
+    negative, measure, had_negative = _hardest(call)
     losses = torch.cat([call.product.positive(call.near, +1), negative], dim=1)
-    there = torch.cat([call.measure > 0, has_negative[:, None]], dim=1)
-    return losses, there, call.had_positive, had_negative
+    return losses, torch.cat([call.measure, measure[:, None]], dim=1), call.had_positive, had_negative
 
 
 def _hardest(call: OperatorCall) -> tuple[Tensor, Tensor, Tensor]:
-    """Losses [n, 1] of each row's hardest negative pair; which rows have one, and which had one before mining."""
+    """Losses [n, 1] and measure [n] of each row's hardest negative pair, and which rows had one before mining."""
     score, there = call.hardest("negative")
-    return call.product.negative(score, -1), there, there if call.had_negative is None else call.had_negative
+    had_negative, weights = there if call.had_negative is None else call.had_negative, call.weights
+    if weights is None:
+        return call.product.negative(score, -1), there, had_negative
+    measure = (weights[0] * weights[1][call.hardest_place] * there).to(score.dtype)
+    return call.product.negative(score, -1), measure, had_negative
+
+
+def _gather_measure(call: OperatorCall, measure: Tensor) -> Tensor:
+    """A measure of the rows of all processes, from that of this one's: a mask, or weights."""
+    found = call.whole(measure.to(call.rows.dtype))
+    return found > 0 if measure.dtype == torch.bool else found
 
 
 # ---------------------------------------------------------------- groups of the batch
@@ -196,10 +203,7 @@ def _fold_whole(call: OperatorCall, side: str, of: UncertaintySet, fold: Fold) -
 def _near_whole(call: OperatorCall, sign: int = +1) -> tuple[Tensor, Tensor]:
     """Losses and measure [1, n·P] of the positive pairs of all rows."""
     assert call.measure is not None  # noqa: S101 - they are not folded
-    measure = call.measure
-    if call.ranks.world > 1:
-        measure = call.whole(measure.to(call.rows.dtype))
-        measure = measure > 0 if call.measure.dtype == torch.bool else measure
+    measure = call.measure if call.ranks.world == 1 else _gather_measure(call, call.measure)
     pair = call.product.positive if sign > 0 else call.product.negative
     return call.whole(pair(call.near, sign)).reshape(1, -1), measure.reshape(1, -1)
 
@@ -209,9 +213,8 @@ def _batch(call: OperatorCall) -> Found:
     product, of = call.product, call.product.over_positive
     fold = fold_of(of)
     if fold.kind == "max" and (call.floor is not None or not call.strips or call.given & 4):
-        losses, there, had_positive, had_negative = _with_hardest(call)
-        there = call.whole(there.to(losses.dtype)) > 0
-        value = of.value(call.whole(losses).reshape(1, -1), there.reshape(1, -1))
+        losses, measure, had_positive, had_negative = _with_hardest(call)
+        value = of.value(call.whole(losses).reshape(1, -1), _gather_measure(call, measure).reshape(1, -1))
         return product.groups.merge((value,), ()), had_positive, had_negative
     if fold.kind in ("top", "max"):
         return _top(call, of, replace(fold, most=max(fold.most, 1.0)))
@@ -243,9 +246,8 @@ def _sign(call: OperatorCall) -> Found:
         t, size, had_positive = _fold_whole(call, "positive", product.over_positive, first)
         positive = group_value(product.over_positive, first, None, None, t, size)
     if fold.kind == "max":
-        losses, there, had_negative = _hardest(call)
-        there = call.whole(there.to(losses.dtype)) > 0
-        negative = product.over_negative.value(call.whole(losses).T, there[None])
+        losses, measure, had_negative = _hardest(call)
+        negative = product.over_negative.value(call.whole(losses).T, _gather_measure(call, measure)[None])
     elif fold.kind == "moments":
         none = call.rows.new_zeros(1, 0)
         negative, had_negative = _moments(call, "negative", product.over_negative, none, none > 0)
@@ -311,7 +313,7 @@ def _moments(
 
     def round_to(x: float) -> float:
         """A number of the type of the losses: their distances from it are exact where they are equal."""
-        return float(torch.tensor(x, dtype=call.rows.dtype))
+        return float(torch.tensor(x, dtype=call.rows.dtype, device=call.rows.device))
 
     with torch.no_grad():
         while True:

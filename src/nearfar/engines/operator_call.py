@@ -205,6 +205,7 @@ class OperatorCall(Rows):
             return top, top > -torch.inf
         if self.strips:  # only the plain definition splits the weight between ties
             self.refuse_if((ties > 1).any())
+        self.hardest_place = place
         scores = self.scores(place[:, None])
         there = top > -torch.inf
         return (torch.where(there, scores.detach()[:, 0], -torch.inf), there) if values else (scores, there)

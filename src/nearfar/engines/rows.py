@@ -187,6 +187,11 @@ class Rows:
     def _columns(self) -> Tensor | None:
         return None if self.square else self.cols
 
+    @property
+    def weights(self) -> tuple[Tensor, Tensor] | None:
+        """Weights of the rows and columns; None if each counts once."""
+        return self.sorted.weights if self.strips else self.layout.weights
+
     def has_negative(self) -> Tensor:
         """Which rows [n] have a negative pair."""
         if not self.strips:
