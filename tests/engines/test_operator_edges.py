@@ -145,3 +145,15 @@ def test_the_hardest_pair_is_the_hardest_in_tiles_of_every_height(tile):
         tiled, dense = make(), make()
         tiled.engine, tiled.tile, dense.engine = "tiled", tile, "dense"
         assert_close(tiled(x, labels), dense(x, labels), atol=1e-10, rtol=1e-10)
+
+
+def test_triplets_of_rows_without_a_gradient_teach_their_margin():
+    """Only the threshold of the pair loss requires a gradient."""
+    slopes = []
+    for engine in ("dense", "tiled"):
+        pair = P.Hinge(learn=True).double()
+        loss = nf.RobustLoss(pair=pair, over=S.Mean(), groups="triplets", engine=engine)
+        loss(rows(12), torch.arange(12) % 3).backward()
+        slopes.append([x.grad for x in loss.parameters()])
+    for a, b in zip(*slopes, strict=True):
+        assert_close(a, b)

@@ -33,7 +33,7 @@ def finish_triplets(call: OperatorCall) -> Found:
     of, rule = call.product.over_negative, rule_of(call)
     band = {} if rule.keep is None else {"band": 1, "low": -rule.keep.margin, "high": 0.0}
     if call.strips:
-        band |= {"half": 0, "full": 1, "whole": int(call.learns)}
+        band |= {"half": 0, "full": 1, "whole": int(torch.is_grad_enabled())}
     spec, form = call.spec(call.product.negative, "negative", drop=int(of.zero == "drop"), **band)
     measure = call.narrow.measure.to(call.rows.dtype)
     total, size, seen, *_ = operators.triplets(
