@@ -58,7 +58,8 @@ class Worker:
     def __init__(self, checkout: Path, width: int) -> None:
         environment = {**os.environ, "PYTHONPATH": str(checkout / "src"), "OMP_NUM_THREADS": "1"}
         command = [sys.executable, "-W", "ignore", "-c", WORKER.replace("WIDTH", str(width))]
-        process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        process = subprocess.Popen(command, env=environment, **pipes, encoding="utf-8")
         self.input, self.output = cast("IO[str]", process.stdin), cast("IO[str]", process.stdout)
 
     def time(self, name: str, rows: int, peer: bool, calls: int) -> float | None:
