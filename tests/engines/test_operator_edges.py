@@ -157,3 +157,11 @@ def test_triplets_of_rows_without_a_gradient_teach_their_margin():
         slopes.append([x.grad for x in loss.parameters()])
     for a, b in zip(*slopes, strict=True):
         assert_close(a, b)
+
+
+def test_triplets_with_representatives_take_the_operators(monkeypatch):
+    """Only a rule that compares a positive with a negative needs scores that such a relation does not have."""
+    monkeypatch.setattr("nearfar.engines.generic.evaluate", None)
+    marks = torch.arange(12) < 4
+    relation = R.from_labels(torch.arange(12) % 4, representatives=marks)
+    equal_dense(lambda: L.Triplet(mining="all"), rows(12), relation)

@@ -282,15 +282,19 @@ def _choose(
     if engine == "tiled" and strips is not None and (changed or plan.refused):
         why = f'because {strips}; use engine="dense".'
         raise ValueError(f'{loss.owner}: engine="tiled" cannot serve this loss, {why}')
-    # strips refuse to compare a positive with a negative of other anchors, in the words of the rule
-    swaps = relation.anchors == "representatives" and getattr(product.groups, "rule", None) is not None
-    layout = None if changed or plan.refused or swaps else relation.sorted_layout()
+    layout = None if changed or plan.refused or _swaps(product, relation) else relation.sorted_layout()
     asked, least = engine != "auto" or ranks.world > 1, LEAST.get(device.type)
     if layout is not None and min(relation.shape) and (asked or _large(product, relation, least and least.operators)):
         return way(layout, None)
     if (plan.refused is None and product.draws) or strips is not None:
         return None  # strips would draw pairs other than those of the dense engine
     return way(None, None) if asked or _large(product, relation, least and least.generic) else None
+
+
+def _swaps(product: Product, relation: Relation) -> bool:
+    """Whether triplets need scores between rows that are not representatives: the plain definition refuses them."""
+    rule = getattr(product.groups, "rule", None)
+    return relation.anchors == "representatives" and getattr(rule, "wants_reference", False)
 
 
 def _large(product: Product, relation: Relation, least: int | None) -> bool:
@@ -304,6 +308,8 @@ def _for_kernels(loss: Any, relation: Relation, product: Product, low: torch.dty
     """The layout of a call that kernels can serve, else None; warns if they are requested but unavailable."""
     engine, device = loss.engine, relation.device
     if engine not in ("auto", "fused") or low not in LOW:
+        return None
+    if _swaps(product, relation):
         return None
     if not has_triton(device):
         if engine == "fused" and not torch.compiler.is_compiling():

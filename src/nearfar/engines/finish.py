@@ -24,6 +24,7 @@ from nearfar.engines.finish_triplets import (
 )
 from nearfar.engines.operator_call import OperatorCall, fold_of, group_value, kind_of
 from nearfar.engines.rows import Found, RefusalError
+from nearfar.engines.tiles import FAR
 from nearfar.groups.groupings import Problem, Product
 from nearfar.links import Sides, Terms
 from nearfar.miners import present
@@ -31,9 +32,6 @@ from nearfar.relations.layout import Layout
 from nearfar.sets.base import Fold, UncertaintySet
 
 __all__ = ["finish"]
-
-FAR = 1e30
-"""The negated loss of a placeholder below all losses."""
 
 
 def finish(
@@ -112,7 +110,7 @@ def _fold_side(call: OperatorCall, side: str, of: UncertaintySet, *, turned: boo
     apart = call.rest or (call.strips and call.similarity and call.rows.dtype == torch.float64)
     if side == "all" and apart and not (turned or fold.held or call.product.wants_columns):
         return _fold_apart(call, of, fold)
-    t, size, seen, _, _, held = call.fold(side, of, fold, turned=turned)
+    t, size, seen, _, _, held = call.fold("negative", of, fold, turned=turned)
     value = group_value(of, fold, None, None, t[:, None], size[:, None])
     if call.dual is not None and side != "positive" and fold.kind == "exp":
         kept = call.dual(value.detach())
@@ -196,16 +194,15 @@ def _gather_measure(call: OperatorCall, measure: Tensor) -> Tensor:
 
 def _fold_whole(call: OperatorCall, side: str, of: UncertaintySet, fold: Fold) -> tuple[Tensor, Tensor, Tensor]:
     """Folded t and Σ w [1, n] of all pairs of one side, and which rows had such a pair before mining."""
-    t, size, seen, *_ = call.fold(side, of, fold, whole=True)
+    t, size, seen, *_ = call.fold("negative", of, fold, whole=True)
     return call.whole(t)[None], call.whole(size)[None], seen > 0 if call.had_negative is None else call.had_negative
 
 
-def _near_whole(call: OperatorCall, sign: int = +1) -> tuple[Tensor, Tensor]:
+def _near_whole(call: OperatorCall) -> tuple[Tensor, Tensor]:
     """Losses and measure [1, n·P] of the positive pairs of all rows."""
     assert call.measure is not None  # noqa: S101 - they are not folded
     measure = call.measure if call.ranks.world == 1 else _gather_measure(call, call.measure)
-    pair = call.product.positive if sign > 0 else call.product.negative
-    return call.whole(pair(call.near, sign)).reshape(1, -1), measure.reshape(1, -1)
+    return call.whole(call.product.positive(call.near, +1)).reshape(1, -1), measure.reshape(1, -1)
 
 
 def _batch(call: OperatorCall) -> Found:
@@ -219,7 +216,7 @@ def _batch(call: OperatorCall) -> Found:
     if fold.kind in ("top", "max"):
         return _top(call, of, replace(fold, most=max(fold.most, 1.0)))
     if fold.kind == "moments":
-        value, had_negative = _moments(call, "negative", of, *_near_whole(call))
+        value, had_negative = _moments(call, of, *_near_whole(call))
         return product.groups.merge((value,), ()), call.had_positive, had_negative
     t, size, had_negative = _fold_whole(call, "negative", of, fold)
     if call.measure is None:
@@ -250,7 +247,7 @@ def _sign(call: OperatorCall) -> Found:
         negative = product.over_negative.value(call.whole(losses).T, _gather_measure(call, measure)[None])
     elif fold.kind == "moments":
         none = call.rows.new_zeros(1, 0)
-        negative, had_negative = _moments(call, "negative", product.over_negative, none, none > 0)
+        negative, had_negative = _moments(call, product.over_negative, none, none > 0)
     else:
         t, size, had_negative = _fold_whole(call, "negative", product.over_negative, fold)
         negative = group_value(product.over_negative, fold, None, None, t, size)
@@ -298,9 +295,7 @@ def _top_problem(
     return Problem(of, losses, there, tuple(losses.shape), call.orders, cap)
 
 
-def _moments(
-    call: OperatorCall, side: str, of: UncertaintySet, losses: Tensor, measure: Tensor
-) -> tuple[Tensor, Tensor]:
+def _moments(call: OperatorCall, of: UncertaintySet, losses: Tensor, measure: Tensor) -> tuple[Tensor, Tensor]:
     """Value [1] of a set whose weights rise linearly above a level, for folded members and single members [1, k].
 
     Each sweep measures the members above the level (measure, mean, energy), from which the set finds a higher level,
@@ -317,7 +312,7 @@ def _moments(
 
     with torch.no_grad():
         while True:
-            found = call.fold(side, of, fold, exp=3, level=max(level, -1e30), about=about)
+            found = call.fold("negative", of, fold, exp=3, level=max(level, -FAR), about=about)
             total, size, second = (call.whole(found[place]).sum() for place in (4, 1, 5))
             least = call.ranks.largest(-found[3].amin()).neg()
             inside = weight * (every > level)
@@ -344,8 +339,8 @@ def _moments(
         return torch.zeros_like(value)[None], had_negative
     value, tilt = mean + value, float(slope)
     first = float(over(torch.ones_like(size), size) + slope * (about - mean))
-    weights: dict[str, Any] = {"exp": 3, "level": max(level, -1e30), "about": about, "first": first, "second": tilt}
-    t = call.whole(call.fold(side, of, fold, whole=True, **weights)[0])
+    weights: dict[str, Any] = {"exp": 3, "level": max(level, -FAR), "about": about, "first": first, "second": tilt}
+    t = call.whole(call.fold("negative", of, fold, whole=True, **weights)[0])
     p = (inside * (first + tilt * gap)).to(losses.dtype)
     through = t.sum() + (p * torch.where(measure > 0, losses, 0.0)).sum().to(t.dtype)
     return (value + (through - through.detach()))[None], had_negative

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from nearfar._utils.settings import Number
 from nearfar._utils.shortcuts import swift, tensors, touched
+from nearfar.engines.plan import SCOPES
 from nearfar.groups.groupings import Product
 from nearfar.pairs import PairForm, PairLoss
 from nearfar.sets.base import UncertaintySet
@@ -32,7 +33,6 @@ PLAIN: dict[str, type[Dot | NegSquaredEuclidean | NegEuclidean]] = {
     "squared": NegSquaredEuclidean,
     "distance": NegEuclidean,
 }
-SCOPES = ("batch", "sign", "balanced", "anchor", "anchor_sign", "triplets", "positive")
 
 
 @dataclass(frozen=True, eq=False)

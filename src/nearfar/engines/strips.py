@@ -13,6 +13,7 @@ from torch import Tensor
 
 from nearfar._utils.tensors import over
 from nearfar.engines.tiles import FAR, Gradients, Tile, Tiles, descend_
+from nearfar.sets.entropic import LOWEST
 
 __all__ = ["Strips"]
 
@@ -20,8 +21,6 @@ KEPT = 2**20
 """Maximum number of pairs whose weights are kept for the gradient: 4 MB of float32; more would not pay."""
 BLOCK = 16
 """Entries of a block; to find the largest entries, block maxima are compared first."""
-LOWEST = {torch.float64: -600.0, torch.float32: -60.0}
-"""Smallest exponents: exp of lower ones is subnormal, which is thirty times slower on a processor."""
 
 
 class Strips(Tiles):
@@ -43,7 +42,7 @@ class Strips(Tiles):
             keep = self.keep(s, tile)
             l = self.losses(s, tile)
             if spec.exp == 2:
-                sums[5, tile.rows] = self._rise_(l, s, tile)
+                sums[5, tile.rows] = self._rise_(l, tile)
             elif spec.exp == 3:
                 sums[5] = torch.minimum(sums[5], self._least(l, tile))
             parts, raw = self._parts(l, tile, sums[5])
@@ -130,7 +129,7 @@ class Strips(Tiles):
             return parts, self.members_(torch.mul(l, spec.second, out=raw).add_(spec.first), tile)
         return parts, torch.mul(alive, spec.first, out=raw).add_(l, alpha=spec.second)
 
-    def _rise_(self, l: Tensor, s: Tensor, tile: Tile) -> Tensor:
+    def _rise_(self, l: Tensor, tile: Tile) -> Tensor:
         """The largest loss of each row's members, 0 for a row without any, float64."""
         free = self.buffer("free", tile).copy_(l)
         self.members_(free, tile, -math.inf)
@@ -270,7 +269,7 @@ class Strips(Tiles):
             found.append((near[kept], place[kept]))
             held += len(found[-1][0])
             if held > 2 * count:
-                found, level = [_largest(found, count)], 0.0
+                found = [_largest(found, count)]
                 level, held = float(found[0][0].amin()), len(found[0][0])
         found = [_largest(found, count)] if held > count else found
         return torch.cat([place for _, place in found]) if found else torch.zeros(0, dtype=torch.int64)

@@ -38,13 +38,6 @@ class Near:
     positive: Tensor
     symmetric: bool
 
-    def tells(self, keys: Tensor) -> Tensor:
-        """Which pairs are positive, given flat indices of any shape."""
-        if not len(self.keys):
-            return torch.zeros_like(keys, dtype=torch.bool)
-        at = torch.searchsorted(self.keys, keys).clamp(max=len(self.keys) - 1)
-        return (self.keys[at] == keys) & self.positive[at]
-
 
 def consistent(ids: Tensor | None, ref_ids: Tensor | None, labels: tuple[Tensor, Tensor]) -> bool:
     """Whether rows with equal ids always have equal labels; reads from the device."""

@@ -16,7 +16,7 @@ from nearfar._utils.tensors import centered, hidden, log_of, over, weighted
 from nearfar.sets.base import Fold, UncertaintySet
 from nearfar.sets.stream import Cap, Dual, Orders, Stream
 
-__all__ = ["KL", "KLStream", "gentle", "log_average", "log_mean", "log_partition"]
+__all__ = ["KL", "LOWEST", "KLStream", "gentle", "log_average", "log_mean", "log_partition"]
 
 LOWEST = {torch.float64: -600.0, torch.float32: -60.0}
 """Smallest exponents: exp of lower ones is subnormal, which is thirty times slower on a processor."""
