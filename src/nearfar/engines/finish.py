@@ -110,7 +110,7 @@ def _fold_side(call: OperatorCall, side: str, of: UncertaintySet, *, turned: boo
     apart = call.rest or (call.strips and call.similarity and call.rows.dtype == torch.float64)
     if side == "all" and apart and not (turned or fold.held or call.product.wants_columns):
         return _fold_apart(call, of, fold)
-    t, size, seen, _, _, held = call.fold("negative", of, fold, turned=turned)
+    t, size, seen, _, _, held = call.fold(side, of, fold, turned=turned)
     value = group_value(of, fold, None, None, t[:, None], size[:, None])
     if call.dual is not None and side != "positive" and fold.kind == "exp":
         kept = call.dual(value.detach())
@@ -194,7 +194,7 @@ def _gather_measure(call: OperatorCall, measure: Tensor) -> Tensor:
 
 def _fold_whole(call: OperatorCall, side: str, of: UncertaintySet, fold: Fold) -> tuple[Tensor, Tensor, Tensor]:
     """Folded t and Σ w [1, n] of all pairs of one side, and which rows had such a pair before mining."""
-    t, size, seen, *_ = call.fold("negative", of, fold, whole=True)
+    t, size, seen, *_ = call.fold(side, of, fold, whole=True)
     return call.whole(t)[None], call.whole(size)[None], seen > 0 if call.had_negative is None else call.had_negative
 
 
