@@ -48,8 +48,8 @@ def losses() -> Iterator[tuple[str, Product]]:
 def way(plan: Plan) -> str | None:
     """How a plan deviates from operators on every device; None where it does not."""
     if plan.refused is not None:
-        return f"{'strips' if plan.strips is None else 'dense'}, because {plan.refused}"
-    return None if plan.kernels is None else f"on a GPU in PyTorch, because {plan.kernels}"
+        return f"{'strips' if plan.refused_strips is None else 'dense'}, because {plan.refused}"
+    return None if plan.refused_kernels is None else f"on a GPU in PyTorch, because {plan.refused_kernels}"
 
 
 def table() -> list[str]:

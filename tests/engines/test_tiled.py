@@ -32,7 +32,7 @@ def test_a_larger_batch_of_unequal_classes_equals_dense(row):
     check(row.loss, (7, 16), *larger())
 
 
-SIZES = {"as they are": {}, "small": {"WIDE": 48, "FULL": 2**12, "KEPT": 0, "GATHER": 2**8, "FEW": 2}}
+SIZES = {"as they are": {}, "small": {"WIDE": 48, "FULL": 2**12, "KEPT": 0, "GATHER": 2**8, "BAND": 8}}
 
 
 @some(lambda row: not row.proxies)

@@ -135,7 +135,7 @@ import nearfar as nf
 def test_a_set_runs_in_strips_with_a_stream_and_without():
     for over in (nf.sets.ContaminatedPlain(), nf.sets.Contaminated()):
         for groups in ("batch", "anchor"):
-            assert nf.RobustLoss(pair=nf.pairs.Hinge(), over=over, groups=groups).plan.strips is None
+            assert nf.RobustLoss(pair=nf.pairs.Hinge(), over=over, groups=groups).plan.refused_strips is None
 """
 
 

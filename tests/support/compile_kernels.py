@@ -77,11 +77,11 @@ def main() -> None:
     launch._blocks = lambda x, kind: {"BM": 32, "BN": 32, "BK": 32}
     numbers, near = torch.ones(ROWS), torch.ones(ROWS, 3)
     work(torch.bfloat16, itself=1, half=1).fold()
-    work(torch.bfloat16, itself=1, half=1, exp=1).fold()
+    work(torch.bfloat16, itself=1, half=1, sums=1).fold()
     every = {"itself": 3, "similarity": 2, "power": 3.0, "drop": 1, "exp": 2, "flat": 1, "held": 1}
     work(torch.float32, 7, shape=1, side=2, **every).fold()
     work(torch.float16, 7, shape=2, **every).weigh(numbers, numbers, numbers, numbers)
-    work(torch.bfloat16, half=1, exp=1).weigh(numbers, numbers, numbers, numbers)
+    work(torch.bfloat16, half=1, sums=1).weigh(numbers, numbers, numbers, numbers)
     work(torch.float32, 7, shape=3, itself=2, similarity=1).hardest()
     work(torch.bfloat16, half=1).hardest()
     work(torch.bfloat16, itself=1, shape=1, similarity=2).triplets(near, near.long(), near)

@@ -27,7 +27,7 @@ def unfused(product: Any, relation: Any) -> str | None:
         return "pairs are given by a matrix"
     if layout.weights is not None and fold is not None and fold.kind == "top":
         return "K counts weights"
-    return make_plan(product).kernels
+    return make_plan(product).refused_kernels
 
 
 def quicken() -> None:

@@ -19,4 +19,4 @@ def takes_operators(product, relation):
 def untiled(product):
     """Why engine="tiled" refuses a product; None where it serves."""
     plan = make_plan(product.at(1))
-    return None if plan.refused is None else plan.strips
+    return None if plan.refused is None else plan.refused_strips

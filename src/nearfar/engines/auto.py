@@ -25,7 +25,7 @@ from nearfar._utils.shortcuts import learned_tensors, touched
 from nearfar._utils.tensors import readable
 from nearfar.engines import generic
 from nearfar.engines.dense import dense_pairs, dense_value
-from nearfar.engines.distances import distance_rows, widen
+from nearfar.engines.distances import distance_rows, widen_near
 from nearfar.engines.finish import finish
 from nearfar.engines.learned import lift
 from nearfar.engines.lists import listed_value, takes_lists
@@ -77,7 +77,7 @@ def by_list(loss: Any, call: Any, relation: Relation, product: Product, raw: Raw
         return None
     if not takes_lists(product, call.indices, relation, asked=loss.engine == "tiled"):
         return None
-    apart, wide = loss.owner if loss.listed_apart else None, widen(product.similarity, *raw)
+    apart, wide = loss.owner if loss.listed_apart else None, widen_near(product.similarity, *raw)
     value = listed_value(product, *wide, relation, call.indices, once=loss.listed_once, apart=apart)
     return value.to(raw[0].dtype)
 
@@ -139,7 +139,9 @@ class Way:
     ) -> generic.Made | None:
         if self.low is not None:
             return None
-        strips = generic.Strips(self.product, self.relation, rows.detach(), cols.detach(), wants, self.tile, self.ranks)
+        strips = generic.PlainStrips(
+            self.product, self.relation, rows.detach(), cols.detach(), wants, self.tile, self.ranks
+        )
         return generic.evaluate(strips, grad_output)
 
 
@@ -242,9 +244,11 @@ def _worth(engine: str, call: Any, relation: Relation, product: Product) -> bool
 
 
 def _pairs(relation: Relation, product: Product) -> int:
-    """The number of pairs, scaled up for losses that cost the dense engine more on a GPU."""
-    dear = DEAR.get(product.groups.scope or "", 4 if product.wants_columns else 1)
-    return relation.shape[0] * relation.shape[1] * (dear if relation.device.type == "cuda" else 1)
+    """The number of pairs, scaled by what they cost the dense engine relative to the operators."""
+    n, m = relation.shape
+    if relation.device.type != "cuda":  # without symmetry, operators compute each score twice
+        return n * m if relation.square else n * m // 2
+    return n * m * DEAR.get(product.groups.scope or "", 4 if product.wants_columns else 1)
 
 
 def _too_large(product: Product, relation: Relation) -> bool:
@@ -270,7 +274,7 @@ def _choose(
     def way(layout: Layout | None, low: torch.dtype | None) -> Way:
         return Way(loss.owner, product, relation, layout, low, loss.tile, ranks, twice)
 
-    if kernels and changed is None and plan.kernels is None and ranks.world == 1 and call.ranks is None:
+    if kernels and changed is None and plan.refused_kernels is None and ranks.world == 1 and call.ranks is None:
         layout = _for_kernels(loss, relation, product, low)
         if layout is not None:
             return way(layout, low)
@@ -278,7 +282,7 @@ def _choose(
     few = call.ranks is not None and (product.draws or relation.shape[0] < ranks.world)
     if few or torch.compiler.is_compiling() or capturing():
         return None
-    strips = changed or plan.strips
+    strips = changed or plan.refused_strips
     if engine == "tiled" and strips is not None and (changed or plan.refused):
         why = f'because {strips}; use engine="dense".'
         raise ValueError(f'{loss.owner}: engine="tiled" cannot serve this loss, {why}')
@@ -324,7 +328,7 @@ def check_strips(owner: str, product: Product) -> None:
     """Raise ValueError if neither operators nor strips can compute a loss."""
     lifted = lift(product)
     plan = make_plan((product if lifted is None else lifted.product).at(1))
-    why = touched(product.parts) or (plan.refused and plan.strips)
+    why = touched(product.parts) or (plan.refused and plan.refused_strips)
     if why is not None:
         raise ValueError(f'{owner}: engine="tiled" cannot serve this loss, because {why}; use engine="dense".')
 
@@ -334,7 +338,7 @@ def fuses(loss: Any, call: Any, relation: Relation, product: Product, plan: Plan
     if not _worth(loss.engine, call, relation, product) or touched(product.parts) is not None:
         return False
     low = torch.promote_types(call.embeddings.dtype, call.reference.dtype) if call.low is None else call.low
-    return plan.kernels is None and _for_kernels(loss, relation, product, low) is not None
+    return plan.refused_kernels is None and _for_kernels(loss, relation, product, low) is not None
 
 
 def _bounded(rows: Tensor, cols: Tensor) -> bool:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from nearfar._utils.tensors import over
 from nearfar.engines.launch import Launch, Strip, on_device
+from nearfar.engines.spec import BELOW_TOP, LOSSES
 
 __all__ = ["Kernels"]
 
@@ -43,7 +44,7 @@ class Kernels(Launch):
             self.start(
                 fold, strip, rows, cols, self.n, self.m, *strip.where, *self.numbers(), spec.high, spec.level,
                 1 / spec.gamma, SIDE=spec.side, MINED=int(self.floor is not None), HALF=spec.half, DROP=spec.drop,
-                EXP=spec.exp, **states.kept,
+                EXP=spec.sums, **states.kept,
             )  # fmt: skip
             states.add(rows, strip.r0)
             if spec.half:
@@ -59,14 +60,14 @@ class Kernels(Launch):
         level = level.float().contiguous()
         coef = torch.where(norm == 0, 0.0, pull / unit / torch.where(norm == 0, 1.0, norm)).float().contiguous()
         learned = self.rows.new_zeros((), dtype=torch.float64)
-        gradients = Gradients(self)
+        gradients = KernelGradients(self)
         for strip in self.strips(STRIP, half=bool(spec.half), least=TALL):
             g, rows, cols = gradients.empty(strip)
             learn = self.empty(strip.wide, strip.high if self.offset is not None else 0).zero_()
             self.start(
                 weigh, strip, level, coef, g, rows, cols, learn, self.n, self.m, *strip.where, *self.numbers(),
                 spec.high, spec.level, 1 / spec.gamma, SIDE=spec.side, MINED=int(self.floor is not None),
-                HALF=spec.half, DROP=spec.drop, EXP=spec.exp, FAR=int(self.far),
+                HALF=spec.half, DROP=spec.drop, EXP=spec.sums, FAR=int(self.far),
             )  # fmt: skip
             gradients.add(strip, g, rows, cols)
             learned = learned + learn.sum(dtype=torch.float64) if self.offset is not None else learned
@@ -161,7 +162,7 @@ class Kernels(Launch):
         """Gradients of rows and columns with respect to the scores of negatives."""
         from nearfar.engines._kernels_triplets import weigh_triplets
 
-        spec, unit, gradients = self.spec, self._unit(pull), Gradients(self)
+        spec, unit, gradients = self.spec, self._unit(pull), KernelGradients(self)
         coef = (pull / unit).float().contiguous()
         scores, real, step = pad_steps(near, real)
         for strip in self.strips(STRIP, half=False, least=TALL):
@@ -232,10 +233,10 @@ class States:
 
     def __init__(self, work: Kernels) -> None:
         spec = work.spec
-        self.work, self.tops = work, spec.exp == 2
+        self.work, self.tops = work, spec.sums == BELOW_TOP
         self.kept = {
-            "FLAT": int(spec.exp > 0 and spec.flat),
-            "HOLD": int(spec.exp > 0 and spec.held),
+            "FLAT": int(spec.sums != LOSSES and spec.flat),
+            "HOLD": int(spec.sums != LOSSES and spec.held),
             "SIZED": int(spec.drop or work.counted),
             "COUNTED": int(work.counted),
         }
@@ -282,7 +283,7 @@ class States:
         found = [x[: work.n].clone() for x in self.found]  # the outputs of an operator must not share memory
         size, seen = (found[-2], found[-1]) if work.counted else work.members()
         size = found[-1] if spec.drop and not work.counted else size
-        if not spec.exp:
+        if spec.sums == LOSSES:
             sums = found[0]
             return sums, size, seen, torch.zeros_like(sums), torch.ones_like(sums), torch.zeros_like(sums)
         empty = size == 0
@@ -299,7 +300,7 @@ class States:
         return t, size, seen, level, norm, value
 
 
-class Gradients:
+class KernelGradients:
     """Gradients of rows and columns, summed over strips; one for both where the columns are the rows."""
 
     def __init__(self, work: Kernels) -> None:

@@ -19,7 +19,7 @@ from nearfar._utils.process_group import ProcessGroup
 from nearfar.relations.relation import EVERYTHING, Relation
 from nearfar.similarity import Similarity
 
-__all__ = ["Raw", "distance_rows", "widen"]
+__all__ = ["Raw", "distance_rows", "widen_near"]
 
 NEAR = 256
 """See the module docstring; unit rows are near at a distance below .09."""
@@ -38,7 +38,7 @@ Rows = tuple[Tensor, Tensor]
 """Prepared rows and references."""
 
 
-def widen(similarity: Similarity, x: Tensor, y: Tensor | None) -> Raw:
+def widen_near(similarity: Similarity, x: Tensor, y: Tensor | None) -> Raw:
     """Convert raw rows to float64 if their distances would be computed from float32 products."""
     if not similarity.shifts or x.dtype != torch.float32 or x.device.type == "mps":
         return x, y
@@ -58,7 +58,7 @@ def distance_rows(
         look: read the values to decide; otherwise distances always use float64 rows.
         ranks: processes that must reach the same decision.
     """
-    x, y = widen(similarity, *raw)
+    x, y = widen_near(similarity, *raw)
     if x.dtype == raw[0].dtype:
         return rows
     if look:

@@ -24,6 +24,7 @@ from nearfar.engines.finish_triplets import (
 )
 from nearfar.engines.operator_call import OperatorCall, fold_of, group_value, kind_of
 from nearfar.engines.rows import Found, RefusalError
+from nearfar.engines.spec import MOMENTS
 from nearfar.engines.tiles import FAR
 from nearfar.groups.groupings import Problem, Product
 from nearfar.links import Sides, Terms
@@ -312,7 +313,7 @@ def _moments(call: OperatorCall, of: UncertaintySet, losses: Tensor, measure: Te
 
     with torch.no_grad():
         while True:
-            found = call.fold("negative", of, fold, exp=3, level=max(level, -FAR), about=about)
+            found = call.fold("negative", of, fold, sums=MOMENTS, level=max(level, -FAR), about=about)
             total, size, second = (call.whole(found[place]).sum() for place in (4, 1, 5))
             least = call.ranks.largest(-found[3].amin()).neg()
             inside = weight * (every > level)
@@ -339,8 +340,8 @@ def _moments(call: OperatorCall, of: UncertaintySet, losses: Tensor, measure: Te
         return torch.zeros_like(value)[None], had_negative
     value, tilt = mean + value, float(slope)
     first = float(over(torch.ones_like(size), size) + slope * (about - mean))
-    weights: dict[str, Any] = {"exp": 3, "level": max(level, -FAR), "about": about, "first": first, "second": tilt}
-    t = call.whole(call.fold("negative", of, fold, whole=True, **weights)[0])
+    weights: dict[str, Any] = {"level": max(level, -FAR), "about": about, "first": first, "second": tilt}
+    t = call.whole(call.fold("negative", of, fold, whole=True, sums=MOMENTS, **weights)[0])
     p = (inside * (first + tilt * gap)).to(losses.dtype)
     through = t.sum() + (p * torch.where(measure > 0, losses, 0.0)).sum().to(t.dtype)
     return (value + (through - through.detach()))[None], had_negative

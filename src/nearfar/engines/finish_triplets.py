@@ -15,7 +15,7 @@ from nearfar.engines import operators
 from nearfar.engines.dense import dense_value
 from nearfar.engines.operator_call import SCORES, OperatorCall, bounds, fold_of, group_value
 from nearfar.engines.rows import Found, RefusalError
-from nearfar.engines.spec import REACH
+from nearfar.engines.spec import AROUND, BELOW_TOP, REACH
 from nearfar.links import Terms
 from nearfar.miners import ScoredPairs
 from nearfar.pairs import PairForm
@@ -118,14 +118,14 @@ def finish_angles(call: OperatorCall) -> Found:
     if call.strips:  # padding would cost a row of products each
         row, col, real = row[real > 0], col[real > 0], real[real > 0]
     rows = call.rows[row] + call.cols[col]
-    more: dict[str, Any] = {"exp": 2, "flat": int(fold.normalized)}
+    more: dict[str, Any] = {"sums": BELOW_TOP, "flat": int(fold.normalized)}
     sums = replace(form, a=4 * tan2 * form.a, b=0.0)
     if call.strips:
         taken = call.sorted.take(row)
         pairs, more["given"] = taken.tensors(), taken.given
         least, most = bounds(sums, *(2 * s for s in SCORES[0]))
         if call.product.similarity.normalize and most - least <= 2 * REACH * fold.gamma:
-            more |= {"exp": 1, "level": 0.5 * (least + most)}
+            more |= {"sums": AROUND, "level": 0.5 * (least + most)}
         else:
             more |= {"full": 1}
     else:

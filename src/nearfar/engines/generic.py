@@ -22,7 +22,7 @@ from nearfar.miners import ScoredPairs, present
 from nearfar.relations.relation import EVERYTHING, Relation
 from nearfar.sets.stream import Stream
 
-__all__ = ["Strips", "evaluate"]
+__all__ = ["PlainStrips", "evaluate"]
 
 ENTRIES = 2**18
 """Entries of a strip: 1 MB of float32, of which about forty exist at a time."""
@@ -36,7 +36,7 @@ Counted = list[tuple[Tensor, Tensor]]
 
 
 @dataclass
-class Strips:
+class PlainStrips:
     """The strips of one call; iterating over it is one sweep.
 
     Args:
@@ -108,7 +108,7 @@ class Strips:
 
 
 @torch.no_grad()
-def evaluate(strips: Strips, grad_output: Tensor | None = None) -> Made:
+def evaluate(strips: PlainStrips, grad_output: Tensor | None = None) -> Made:
     """Value and gradient of a loss.
 
     Args:
@@ -134,7 +134,7 @@ def evaluate(strips: Strips, grad_output: Tensor | None = None) -> Made:
 # ---------------------------------------------------------------- groups of a row
 
 
-def _by_rows(strips: Strips, grad_output: Tensor | None) -> Tensor:
+def _by_rows(strips: PlainStrips, grad_output: Tensor | None) -> Tensor:
     """Groups within one row, in one sweep: sums numerators with their gradients, and divides at the end."""
     single, values = strips.product.reduction == "none", list[Tensor]()
     so_far, slopes = Counted(), list[list[Tensor | None]]()
@@ -157,7 +157,7 @@ def _by_rows(strips: Strips, grad_output: Tensor | None) -> Tensor:
 
 
 def _strip_terms(
-    strips: Strips, here: slice, grad_output: Tensor | None
+    strips: PlainStrips, here: slice, grad_output: Tensor | None
 ) -> tuple[Counted, list[tuple[Tensor | None, ...]]]:
     """Numerator and denominator of each term of a strip, and gradients of rows, columns and parameters.
 
@@ -196,14 +196,14 @@ def _plus(x: Tensor | None, y: Tensor | None) -> Tensor | None:
     return x if y is None else y if x is None else x + y
 
 
-def _share(strips: Strips, top: Tensor, bottom: Tensor) -> tuple[Tensor, Tensor]:
+def _share(strips: PlainStrips, top: Tensor, bottom: Tensor) -> tuple[Tensor, Tensor]:
     """Value of the whole batch from this process's numerator and denominator, and its derivative in the numerator."""
     top, bottom = strips.ranks.sum(torch.stack([top.sum(), bottom.sum()]).double()).unbind()
     share = torch.ones_like(top) if strips.product.reduction == "sum" else over(torch.ones_like(top), bottom)
     return top * share, share
 
 
-def _parts(strips: Strips, pairs: ScoredPairs) -> Iterator[Counted]:
+def _parts(strips: PlainStrips, pairs: ScoredPairs) -> Iterator[Counted]:
     """Numerators and denominators of a strip's terms, in parts that fit in memory."""
     product = strips.product
     for problems in product.groups.blocks(product, pairs, strips.most):
@@ -211,7 +211,7 @@ def _parts(strips: Strips, pairs: ScoredPairs) -> Iterator[Counted]:
         yield [tally(term, product.reduction) for term in product.groups.terms(product, pairs, problems, values)]
 
 
-def _bottom(strips: Strips, pairs: ScoredPairs) -> Tensor:
+def _bottom(strips: PlainStrips, pairs: ScoredPairs) -> Tensor:
     """Denominators [t] of unreduced values, which their gradient needs beforehand."""
     with torch.no_grad():
         return _total(_parts(strips, pairs))[0][1]
@@ -233,7 +233,7 @@ def _sum(so_far: Counted, part: Counted) -> Counted:
 # ---------------------------------------------------------------- groups of the batch
 
 
-def _by_streams(strips: Strips) -> Tensor:
+def _by_streams(strips: PlainStrips) -> Tensor:
     """Groups of the whole batch: sweep until every stream has converged, then once more to apply the weights."""
     product, groups = strips.product, strips.product.groups
     next(iter(strips))  # saves the state of the random generators, with which every sweep begins
@@ -260,7 +260,7 @@ def _by_streams(strips: Strips) -> Tensor:
     return groups.merge(found, streams).to(strips.rows.dtype)
 
 
-def _weigh(strips: Strips, streams: tuple[Stream, ...], factors: list[Tensor]) -> list[Tensor]:
+def _weigh(strips: PlainStrips, streams: tuple[Stream, ...], factors: list[Tensor]) -> list[Tensor]:
     """Sweep once, adding the gradient of each group times its factor; returns Σ p·l of each group."""
     product = strips.product
     sums = [torch.zeros(1, dtype=torch.float64, device=strips.rows.device) for _ in streams]
@@ -285,7 +285,7 @@ def _weigh(strips: Strips, streams: tuple[Stream, ...], factors: list[Tensor]) -
 # ---------------------------------------------------------------- links that read columns
 
 
-def _by_columns(strips: Strips, grad_output: Tensor | None) -> Tensor:
+def _by_columns(strips: PlainStrips, grad_output: Tensor | None) -> Tensor:
     """A link that also reads the negative value of each column: row and column values, link, then gradients.
 
     Columns are swept like rows, in strips of columns with all rows. The link must give one term.
@@ -324,13 +324,13 @@ def _by_columns(strips: Strips, grad_output: Tensor | None) -> Tensor:
     return value.to(strips.rows.dtype)
 
 
-def _column_cuts(strips: Strips) -> list[slice]:
-    """Strips of columns; every process has all columns, as it has all rows."""
+def _column_cuts(strips: PlainStrips) -> list[slice]:
+    """PlainStrips of columns; every process has all columns, as it has all rows."""
     tall = strips.tile or min(512, max(16, ENTRIES // max(1, len(strips.rows))))
     return [slice(j, min(j + tall, len(strips.cols))) for j in range(0, len(strips.cols), tall)]
 
 
-def _column_problem(strips: Strips, here: slice, leaf: bool) -> tuple[Problem, Tensor, Tensor]:
+def _column_problem(strips: PlainStrips, here: slice, leaf: bool) -> tuple[Problem, Tensor, Tensor]:
     """The problem of the negative pairs of some columns, one group per column; and the leaves of its autograd graph."""
     rows, cols = strips.rows.detach().requires_grad_(leaf), strips.cols[here].detach().requires_grad_(leaf)
     tile = strips.relation.tile(EVERYTHING, here)
@@ -344,7 +344,7 @@ def _column_problem(strips: Strips, here: slice, leaf: bool) -> tuple[Problem, T
     return turned, rows, cols
 
 
-def _pull_ends(strips: Strips, at_rows: Tensor, at_cols: Tensor) -> None:
+def _pull_ends(strips: PlainStrips, at_rows: Tensor, at_cols: Tensor) -> None:
     """Add the gradient of the embeddings through the negative values of rows and columns."""
     for here in strips:
         with torch.enable_grad():

@@ -14,7 +14,7 @@ from nearfar._utils.tensors import over
 from nearfar.engines import operators
 from nearfar.engines.listed_scores import ListedScores
 from nearfar.engines.rows import RefusalError, Rows, Whole
-from nearfar.engines.spec import REACH, SIDES, Spec
+from nearfar.engines.spec import AROUND, BELOW_TOP, REACH, SIDES, Spec
 from nearfar.miners import Miner
 from nearfar.pairs import PairForm, PairLoss
 from nearfar.relations.layout import POSITION_THEN_ID
@@ -147,9 +147,9 @@ class OperatorCall(Rows):
         spec, form = self.spec(pair, side, sign=sign, high=self.high, gamma=fold.gamma, drop=drop, held=held, **more)
         if fold.kind == "exp":
             spec = replace(spec, **self._level(form, fold))
-            if self.strips and spec.exp == 2:
+            if self.strips and spec.sums == BELOW_TOP:
                 spec = replace(spec, half=0, full=1)
-        whole = whole and self.strips and spec.exp != 2 and self.ranks.world == 1
+        whole = whole and self.strips and spec.sums != BELOW_TOP and self.ranks.world == 1
         spec = replace(spec, whole=int(whole and self.learns), keep=int(self.strips and not whole and self.learns))
         rows, cols, pairs = self.rows, self._columns, self.pairs
         if side == "positive" and self.rest:
@@ -179,17 +179,18 @@ class OperatorCall(Rows):
         compared = self.product.reduction == "nonzero"
         unbounded = form.offset is not None and not self.strips
         if unbounded or not self.product.similarity.normalize or (compared and not self.strips):
-            return {"exp": 2, "flat": int(fold.normalized)}
+            return {"sums": BELOW_TOP, "flat": int(fold.normalized)}
         least, most = bounds(form, *SCORES[self.similarity])
         if form.offset is not None:
             shift = abs(float(form.by_offset * form.offset.detach())) * form.scale
             least, most = least - shift, most + shift
         reach = REACH * fold.gamma
+        flat = int(fold.normalized and most - least < fold.gamma)
         if compared and max(-least, most) <= reach and not self.given & 4:
-            return {"exp": 1, "level": 0.0, "flat": int(fold.normalized and most - least < fold.gamma)}
+            return {"sums": AROUND, "level": 0.0, "flat": flat}
         if compared or most - least > 2 * reach:
-            return {"exp": 2, "flat": int(compared and fold.normalized)}
-        return {"exp": 1, "level": 0.5 * (least + most), "flat": int(fold.normalized and most - least < fold.gamma)}
+            return {"sums": BELOW_TOP, "flat": int(compared and fold.normalized)}
+        return {"sums": AROUND, "level": 0.5 * (least + most), "flat": flat}
 
     def hardest(self, side: str, pair: PairForm | None = None, *, values: bool = False) -> tuple[Tensor, Tensor]:
         """Scores [n, 1] of each row's member with the largest loss, and which rows [n] have one.

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from nearfar.engines import cuda
-from nearfar.engines.spec import Spec
+from nearfar.engines.spec import LOSSES, MOMENTS, Spec
 from nearfar.engines.strips import Strips
 
 Six = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
@@ -159,7 +159,7 @@ def _pull_fold(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
     rows, cols, floor, offset, level, norm, *more = ctx.saved_tensors
     if ctx.whole:  # dF/dt divided by the norm is the same for all rows with members
         spec = Spec.read(ctx.numbers, ctx.codes)
-        pull = grads[0] if spec.exp in (0, 3) else torch.where(norm > 0, grads[0] / norm, 0.0)
+        pull = grads[0] if spec.sums in (LOSSES, MOMENTS) else torch.where(norm > 0, grads[0] / norm, 0.0)
         found = [x * pull[pull.abs().argmax()].to(x.dtype) for x in more]
         pairs = (4 if spec.given & 8 else 2) + 2 * (spec.given & 7).bit_count()
     else:

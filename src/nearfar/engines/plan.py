@@ -35,24 +35,24 @@ class Plan:
     Args:
         text: the factors in symbols, line by line.
         refused: the part that rules out the operators, and why; None if they support the loss.
-        kernels: why the GPU kernels of the operators do not support it; None if they do.
-        strips: why strips do not support it either, so that it is always dense; None if they do.
+        refused_kernels: why the GPU kernels of the operators do not support it; None if they do.
+        refused_strips: why strips do not support it either, so that it is always dense; None if they do.
     """
 
     text: tuple[str, ...]
     refused: str | None
-    kernels: str | None
-    strips: str | None
+    refused_kernels: str | None
+    refused_strips: str | None
 
     def __str__(self) -> str:
         way = "operators: tiles of the product are reduced where they are made"
         if self.refused is not None:
             way = f"strips of rows by the plain definitions, because {self.refused}"
-        if self.refused is not None and self.strips is not None:
-            way = f"dense at every size, because {self.strips}"
+        if self.refused is not None and self.refused_strips is not None:
+            way = f"dense at every size, because {self.refused_strips}"
         lines = [*self.text, f"way       {way}"]
-        if self.kernels is not None and self.refused is None:
-            lines.append(f"on a GPU  PyTorch, because {self.kernels}")
+        if self.refused_kernels is not None and self.refused is None:
+            lines.append(f"on a GPU  PyTorch, because {self.refused_kernels}")
         return "\n".join(f"  {line}" for line in lines)
 
 

@@ -11,12 +11,33 @@ import torch
 
 from nearfar.pairs import PairForm
 
-__all__ = ["ALL", "LOW", "NEGATIVE", "POSITIVE", "REACH", "SHAPES", "SIDES", "SIMILARITIES", "Spec"]
+__all__ = [
+    "ALL",
+    "AROUND",
+    "BELOW_TOP",
+    "LINE",
+    "LOSSES",
+    "LOW",
+    "MOMENTS",
+    "NEGATIVE",
+    "PACE",
+    "POSITIVE",
+    "POWER",
+    "REACH",
+    "SHAPES",
+    "SIDES",
+    "SIMILARITIES",
+    "SOFTPLUS",
+    "Spec",
+]
 
 SIMILARITIES = ("dot", "squared", "distance")
 SHAPES = ("line", "power", "softplus", "pace")
+LINE, POWER, SOFTPLUS, PACE = range(4)
 SIDES = ("negative", "positive", "all")
 NEGATIVE, POSITIVE, ALL = range(3)
+LOSSES, AROUND, BELOW_TOP, MOMENTS = range(4)
+"""What a fold sums: losses, exponentials relative to a known level or to the largest loss of the row, or moments."""
 LOW = (torch.float32, torch.bfloat16, torch.float16)
 """Dtypes of the kernels' matrix products."""
 REACH = 68.0
@@ -33,7 +54,7 @@ class Spec:
         gamma: temperature of an exponential fold.
         low: lower bound of the scores of triplets that count, with `band`.
         high: their upper bound; mined pairs lie between their row's floor and it.
-        level: subtracted from losses in exponentials, with `exp` 1; losses above it count, with `exp` 3.
+        level: subtracted from losses in exponentials `AROUND` it; losses above it count in `MOMENTS`.
         about: subtracted from losses in moments.
         first: weights in moments are first + second·(l - about).
         second: see `first`.
@@ -43,7 +64,7 @@ class Spec:
         itself: see `Layout`.
         half: pairs are symmetric, and those above the diagonal stand for both orders (2: for one order only).
         drop: members without loss count as absent.
-        exp: 0 sums; 1 exponentials relative to a known level; 2 relative to the largest loss; 3 moments.
+        sums: what is summed: `LOSSES`, `AROUND`, `BELOW_TOP` or `MOMENTS`.
         flat: also compute Σ w(e^z - 1), for means of exponentials near 1.
         held: also compute Σ w·z·e^z, for values with weights held constant.
         band: select triplets by their score.
@@ -75,7 +96,7 @@ class Spec:
     itself: int = 0
     half: int = 0
     drop: int = 0
-    exp: int = 0
+    sums: int = LOSSES
     flat: int = 0
     held: int = 0
     band: int = 0

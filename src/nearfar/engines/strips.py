@@ -12,13 +12,14 @@ import torch
 from torch import Tensor
 
 from nearfar._utils.tensors import over
-from nearfar.engines.tiles import FAR, Gradients, Tile, Tiles, descend_
+from nearfar.engines.spec import AROUND, BELOW_TOP, LOSSES, MOMENTS, POWER
+from nearfar.engines.tiles import FAR, Tile, TileGradients, Tiles, descend_
 from nearfar.sets.entropic import LOWEST
 
 __all__ = ["Strips"]
 
-KEPT = 2**20
-"""Maximum number of pairs whose weights are kept for the gradient: 4 MB of float32; more would not pay."""
+KEPT = 2**22
+"""Maximum number of pairs whose weights are kept for the gradient: 16 MB of float32; more would not pay."""
 BLOCK = 16
 """Entries of a block; to find the largest entries, block maxima are compared first."""
 
@@ -32,8 +33,8 @@ class Strips(Tiles):
         """t, Σ w, number of members, level, norm and Σ p·l of each row, float64; then gradients; see `operators`."""
         spec = self.spec
         sums = self.x.new_zeros(6, self.n, dtype=torch.float64)
-        sums[5].fill_(math.inf if spec.exp == 3 else spec.level)
-        pulls = Gradients(self) if spec.whole else None
+        sums[5].fill_(math.inf if spec.sums == MOMENTS else spec.level)
+        pulls = TileGradients(self) if spec.whole else None
         mined = self.floor is not None and bool(spec.half)
         keeps = spec.keep and self.n * self.m <= KEPT and not mined and not spec.by_offset
         kept, filled = self.x.new_empty(self.n * self.m if keeps else 0), 0
@@ -41,9 +42,9 @@ class Strips(Tiles):
             s = self.scores(tile)
             keep = self.keep(s, tile)
             l = self.losses(s, tile)
-            if spec.exp == 2:
+            if spec.sums == BELOW_TOP:
                 sums[5, tile.rows] = self._rise_(l, tile)
-            elif spec.exp == 3:
+            elif spec.sums == MOMENTS:
                 sums[5] = torch.minimum(sums[5], self._least(l, tile))
             parts, raw = self._parts(l, tile, sums[5])
             for place, x in parts:
@@ -63,8 +64,8 @@ class Strips(Tiles):
 
     def weigh(self, level: Tensor, norm: Tensor, pull: Tensor, kept: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Gradients of rows, columns and offset, from dF/dt [n] and the level and norm of the weights."""
-        spec, pulls, place = self.spec, Gradients(self), 0
-        coef = (over(pull.double(), norm) if spec.exp in (1, 2) else pull).to(self.x.dtype)
+        spec, pulls, place = self.spec, TileGradients(self), 0
+        coef = (over(pull.double(), norm) if spec.sums in (AROUND, BELOW_TOP) else pull).to(self.x.dtype)
         for tile in self.tiles(full=bool(spec.full)):
             if len(kept):
                 t, u = tile.shape
@@ -87,18 +88,18 @@ class Strips(Tiles):
         spec, free = self.spec, self.buffer("more", tile)
         alive: Tensor | None = None
         if self.selects:
-            alive = torch.sub(l, spec.level if spec.exp == 3 else 0.0, out=self.buffer("alive", tile))
+            alive = torch.sub(l, spec.level if spec.sums == MOMENTS else 0.0, out=self.buffer("alive", tile))
             alive = self.members_(alive.clamp_min_(0.0).sign_(), tile)
         counts = [(SIZE, alive)] if alive is not None or self.floor is not None else []
         counts += [(SEEN, None)] if self.floor is not None else []
-        if spec.exp == 0:
+        if spec.sums == LOSSES:
             l = self.members_(l, tile) if alive is None else l.mul_(alive)
-            return [(TOTAL, l), *counts], alive if spec.drop and spec.shape != 1 else None
-        if spec.exp == 3:
+            return [(TOTAL, l), *counts], alive if spec.drop and spec.shape != POWER else None
+        if spec.sums == MOMENTS:
             parts, raw = self._moments(l, alive, tile)
             return [*parts, *counts], raw
-        z = l.sub_(spec.level if spec.exp == 1 else level[tile.rows, None].to(l.dtype)).mul_(1 / spec.gamma)
-        if spec.exp == 2:
+        z = l.sub_(spec.level if spec.sums == AROUND else level[tile.rows, None].to(l.dtype)).mul_(1 / spec.gamma)
+        if spec.sums == BELOW_TOP:
             z.clamp_(LOWEST[z.dtype], 0.0)  # only absent pairs exceed the level
         more: list[tuple[int, Tensor | None]] = []
         if spec.held:
@@ -203,9 +204,9 @@ class Strips(Tiles):
             number = self.count()[1]
         seen = seen if number is None else number
         zero = torch.zeros_like(total)
-        if spec.exp == 0:
+        if spec.sums == LOSSES:
             return [total, size, seen, zero, torch.ones_like(total), zero]
-        if spec.exp == 3:
+        if spec.sums == MOMENTS:
             return [spec.first * total + 0.5 * spec.second * second, size, seen, level, total, second]
         empty = size == 0
         level = torch.where(empty, 0.0, level)
@@ -254,20 +255,25 @@ class Strips(Tiles):
 
     def candidates(self, count: int) -> Tensor:
         """Positions row·m + col of all losses that reach a level reached by at least `count` of them (or by all)."""
-        level, held = -math.inf, 0
+        level, held = torch.finfo(self.x.dtype).min, 0
         found = list[tuple[Tensor, Tensor]]()
         for tile in self.tiles():
             l = self._ranked(tile)[0]
             tops = blocks(l)
-            row, block = (tops >= max(level, torch.finfo(l.dtype).min)).nonzero(as_tuple=True)
-            col = block[:, None] * BLOCK + torch.arange(BLOCK, device=l.device)
+            if tops.numel() >= count:  # as many blocks reach this level, and hold a loss each that does
+                level = max(level, float(tops.view(-1).kthvalue(tops.numel() - count + 1).values))
+            row, block = (tops >= level).nonzero(as_tuple=True)
+            each, apart = torch.arange(BLOCK, device=l.device), l.shape[1] // BLOCK
+            col = torch.where((block < apart)[:, None], block[:, None] + each * apart, apart * BLOCK + each)
             inside = col < l.shape[1]
-            col = col.clamp(max=l.shape[1] - 1)
-            near = l[row[:, None], col]
-            kept = inside & (near >= max(level, torch.finfo(l.dtype).min))
-            place = (row[:, None] + tile.rows.start) * self.m + col + tile.cols.start
-            found.append((near[kept], place[kept]))
-            held += len(found[-1][0])
+            col = col.clamp_(max=l.shape[1] - 1)
+            place = (row * l.shape[1])[:, None] + col
+            near = l.view(-1)[place]
+            kept = (inside & (near >= level)).view(-1).nonzero()[:, 0]
+            place = place.view(-1)[kept]
+            near, row = near.view(-1)[kept], torch.div(place, l.shape[1], rounding_mode="floor")
+            found.append((near, place + row * (self.m - l.shape[1]) + tile.rows.start * self.m + tile.cols.start))
+            held += len(near)
             if held > 2 * count:
                 found = [_largest(found, count)]
                 level, held = float(found[0][0].amin()), len(found[0][0])
@@ -310,7 +316,7 @@ class Strips(Tiles):
         spec, number = self.spec, near.shape[1]
         total, size = self.x.new_zeros(2, self.n, dtype=torch.float64)
         by_near = torch.zeros_like(near, dtype=self.x.dtype)
-        pulls = Gradients(self) if spec.whole else None
+        pulls = TileGradients(self) if spec.whole else None
         weight, seen = self.count()
         for tile in self.tiles(full=True):
             s, g, here = self.scores(tile), self.buffer("sum", tile).zero_(), tile.rows
@@ -319,13 +325,13 @@ class Strips(Tiles):
                 there = real[here, p].double()
                 z = torch.sub(s, near[:, p, None], out=self.buffer("z", tile))
                 l = self.losses(z, tile)
-                slope, factor = self.slopes(z, tile) if spec.shape != 1 or spec.power != 1.0 else (None, spec.a)
+                slope, factor = self.slopes(z, tile) if spec.shape != POWER or spec.power != 1.0 else (None, spec.a)
                 alive = self._counted(z, l, tile)
                 l = self.members_(l, tile) if alive is None else l.mul_(alive)
                 total[here] += torch.where(there > 0, there * self.sum(l, None, tile, 1), 0.0)
                 mine = weight[here] if alive is None else self.sum(alive, None, tile, 1)
                 size[here] += there * mine
-                if spec.shape == 1 and spec.power == 1.0:  # a hinge has the same slope wherever its loss is positive
+                if spec.shape == POWER and spec.power == 1.0:  # a hinge has one slope wherever its loss is positive
                     slope = alive if alive is not None and spec.drop else l.sign_()
                     factor = spec.scale * spec.a
                 elif slope is None:
@@ -359,10 +365,13 @@ TOTAL, SECOND, HELD, SIZE, SEEN = range(5)
 
 
 def blocks(l: Tensor) -> Tensor:
-    """The maximum of each block of `BLOCK` entries of a row, [t, ceil(u/BLOCK)]."""
+    """The maximum of each block of `BLOCK` entries of a row, [t, ceil(u/BLOCK)].
+
+    Block k of the first u // BLOCK has every (u // BLOCK)-th entry from k on, and the last block the remaining entries.
+    """
     t, u = l.shape
     whole = u - u % BLOCK
-    found = [l[:, :whole].reshape(t, -1, BLOCK).amax(dim=2)] if whole else []
+    found = [l[:, :whole].reshape(t, BLOCK, -1).amax(dim=1)] if whole else []
     return torch.cat([*found, l[:, whole:].amax(dim=1, keepdim=True)], dim=1) if u > whole else found[0]
 
 

@@ -15,13 +15,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nearfar.engines.spec import ALL, NEGATIVE, POSITIVE, Spec
+from nearfar.engines.spec import ALL, LINE, MOMENTS, NEGATIVE, PACE, POSITIVE, POWER, SOFTPLUS, Spec
 from nearfar.relations.layout import list_own
 
-__all__ = ["FAR", "Gradients", "Tile", "Tiles", "descend_"]
+__all__ = ["FAR", "Tile", "TileGradients", "Tiles", "descend_"]
 
-TALL, WIDE = 128, 512
-"""Rows and columns of a tile: 256 KB of float32, so that its buffers share the processor's cache."""
+TALL, WIDE = 256, 512
+"""Rows and columns of a tile: 512 KB of float32, so that its buffers share the processor's cache."""
 FULL = 2**18
 """Entries of a tile that spans whole rows, used if a row's largest loss is needed first."""
 ON_GPU = 16
@@ -30,8 +30,8 @@ FAR = 1e30
 """A score beyond that of any pair."""
 GATHER = 2**20
 """Number of entries of gathered rows that are held at a time."""
-FEW = 8
-"""Up to this many pairs per row, columns are gathered; beyond it a narrow product is used."""
+BAND = 64
+"""Rows of a band, whose pairs are taken from the product with their range of columns if that is narrow."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Tiles:
         tall = spec.tile or TALL * times
         wide = WIDE * times
         if full:
-            tall = spec.tile or max(16, min(2 * TALL, FULL // max(1, self.m))) * times
+            tall = spec.tile or max(16, min(TALL, FULL // max(1, self.m))) * times
             wide = self.m
         for r0 in range(0, self.n, tall):
             rows = slice(r0, min(r0 + tall, self.n))
@@ -146,30 +146,30 @@ class Tiles:
             torch.mul(s, spec.a, out=out)
             if self.b:
                 out.add_(self.b)
-        if spec.shape == 0:
+        if spec.shape == LINE:
             return out
-        if spec.shape == 2:
+        if spec.shape == SOFTPLUS:
             torch._C._nn.softplus(out, 1, 40, out=out)  # type: ignore[call-arg]
         else:
             out.clamp_min_(0.0)
-        if spec.shape == 3:
+        if spec.shape == PACE:
             out.mul_(torch.sub(s, spec.center, out=self.buffer("free", tile)))
-        elif spec.shape == 1 and spec.power == 2.0:
+        elif spec.shape == POWER and spec.power == 2.0:
             out.mul_(out)
-        elif spec.shape == 1 and spec.power != 1.0:
+        elif spec.shape == POWER and spec.power != 1.0:
             out.pow_(spec.power)
         return out if spec.scale == 1.0 else out.mul_(spec.scale)
 
     def slopes(self, s: Tensor, tile: Tile) -> tuple[Tensor | None, float]:
         """dl/ds [t, u] (None for 1) and a scalar factor of it."""
         spec = self.spec
-        if spec.shape == 0:
+        if spec.shape == LINE:
             return None, spec.a
         z = torch.mul(s, spec.a, out=self.buffer("free", tile)).add_(self.b)
-        if spec.shape == 2:
+        if spec.shape == SOFTPLUS:
             return z.sigmoid_(), spec.scale * spec.a
         z.clamp_min_(0.0)
-        if spec.shape == 3:
+        if spec.shape == PACE:
             return z, spec.scale
         if spec.power == 1.0:
             return z.sign_(), spec.scale * spec.a
@@ -237,7 +237,7 @@ class Tiles:
     @property
     def selects(self) -> bool:
         """Whether losses determine which members count."""
-        return bool(self.spec.drop) or (self.spec.exp == 3 and self.spec.level > -FAR)
+        return bool(self.spec.drop) or (self.spec.sums == MOMENTS and self.spec.level > -FAR)
 
     # ------------------------------------------------------------------------------------ single pairs
 
@@ -258,7 +258,7 @@ class Tiles:
     def near_back(self, place: Tensor, found: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
         """Gradients of rows and columns, given those of the scores that `near` returned."""
         slope = descend_(slope.clone(), found.clone(), self.spec.similarity)
-        pulls = Gradients(self)
+        pulls = TileGradients(self)
         for here, cols, at in self._bands(place):
             if cols is None:
                 tile = slope[here]
@@ -271,16 +271,16 @@ class Tiles:
     def _bands(self, place: Tensor) -> Iterator[tuple[slice, slice | None, Tensor]]:
         """Slices of rows with the range of their columns, and positions within it; no range if columns are gathered.
 
-        Gathering is cheaper for few columns. Distances of near rows, which are float64, need differences of rows.
+        Distances of near rows, which are float64, need differences of rows.
         """
-        number, tall = place.shape[1], 64
-        few = number <= FEW or (self.spec.similarity > 0 and self.x.dtype == torch.float64)
+        number = place.shape[1]
+        gathers = not number or (self.spec.similarity > 0 and self.x.dtype == torch.float64)
         step = max(1, GATHER // max(1, number * self.x.shape[1]))
-        for r0 in range(0, self.n, step if few else tall):
-            here = slice(r0, min(r0 + (step if few else tall), self.n))
+        for r0 in range(0, self.n, step if gathers else BAND):
+            here = slice(r0, min(r0 + (step if gathers else BAND), self.n))
             at = place[here]
-            low, high = (0, self.m) if few else (int(x) for x in at.aminmax())
-            if not few and high - low < max(4 * tall, 16 * number):
+            low, high = (0, self.m) if gathers else (int(x) for x in at.aminmax())
+            if not gathers and high - low < max(4 * BAND, 16 * number):
                 yield here, slice(low, high + 1), at - low
                 continue
             for first in range(here.start, here.stop, step):
@@ -288,7 +288,7 @@ class Tiles:
                 yield some, None, place[some]
 
 
-class Gradients:
+class TileGradients:
     """Gradients of rows and columns, accumulated over tiles, and of a learned offset."""
 
     def __init__(self, work: Tiles) -> None:
