@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from needs import lacking
+from torch.utils._triton import has_triton
 
 collect_ignore = ["tests/support"]
 if os.environ.get("TRITON_INTERPRET") != "1":
@@ -69,6 +70,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
 
 
 def _forget_device() -> None:
-    """Reset accelerate, which keeps the device of its first use."""
+    """Reset what accelerate and torch's compiler keep of the device of their first use."""
+    has_triton.cache_clear()
     if (accelerate := sys.modules.get("accelerate.state")) is not None:
         accelerate.AcceleratorState._reset_state(reset_partial_state=True)

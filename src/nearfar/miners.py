@@ -18,7 +18,7 @@ from nearfar._utils.checks import check_positive
 from nearfar._utils.keywords import no_such_name
 from nearfar._utils.settings import Settings
 from nearfar._utils.shortcuts import Part
-from nearfar._utils.tensors import hidden, readable, total
+from nearfar._utils.tensors import as_bytes, hidden, readable, total
 from nearfar.relations.relation import Relation
 from nearfar.sets.wrapped import draw
 from nearfar.similarity import Similarity
@@ -117,8 +117,8 @@ class ScoredPairs:
 
 def present(measure: Tensor) -> Tensor:
     """Which rows [g] of a measure [g, n] have any member."""
-    # bytes: torch's own `any` over a mask is thirty times slower
-    return (measure.view(torch.uint8) if measure.dtype == torch.bool else measure).amax(dim=1) > 0
+    # torch's own `any` over a mask is thirty times slower
+    return as_bytes(measure).amax(dim=1) > 0
 
 
 def _narrow(measure: Tensor, by: Tensor) -> Tensor:

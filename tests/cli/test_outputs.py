@@ -189,6 +189,8 @@ RUN = sorted(set(COMMANDS) - {"bench", "demo", "losses", "reproduce", "train", "
 @pytest.mark.parametrize("name", RUN)
 def test_an_input_is_left_as_it_is(name, place, monkeypatch):
     """Each command is run to its end, with a file of vectors for each further path that it may read."""
+    if name == "serve":
+        need("fastapi")
     monkeypatch.chdir(place)
     before = contents(place)
     further = [each.opts[0] for each in options(name) if each.name not in OUTPUTS and each.param_type_name == "option"]

@@ -101,6 +101,7 @@ def test_testers_take_calculators_and_searches_of_either(library):
 
 
 def test_their_other_testers_take_our_calculator():
+    need("faiss")
     x, y = data().tensors
     parents = TensorDataset(x, torch.stack([y, y // 3], dim=1))
     found = []
@@ -151,6 +152,7 @@ def test_their_wrappers_take_our_losses():
 
 
 def test_a_sampler_of_theirs_with_a_miner_of_ours():
+    need("faiss")
     made = samplers.TuplesToWeightsSampler(
         nn.Identity(), ours.miners.PairMarginMiner(), data(), dataloader_num_workers=0, data_device=torch.device("cpu")
     )

@@ -9,6 +9,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from needs import need
 from pml_snippets import OWN, PARTS, START
 from pml_snippets_more import DRAWN, LOSSES, USES
 from pytorch_metric_learning import losses as their_losses
@@ -16,6 +17,11 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 SCRIPTS = START | OWN | PARTS | USES
+SEARCHING = (
+    "samplers", "scores", "scores of all kinds", "a score of one's own", "a comparison of labels of one's own",
+    "inference", "searches", "a tester",
+)  # fmt: skip
+"""Scripts in which PML searches with faiss."""
 
 
 def ground(folder):
@@ -54,6 +60,8 @@ def replaced(code):
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_script_with_the_import_replaced(name, tmp_path):
+    if name in SEARCHING:
+        need("faiss")
     code = SCRIPTS[name]
     assert code.count("pytorch_metric_learning") > 0
     want = ran(code, tmp_path)

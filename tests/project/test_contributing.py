@@ -12,7 +12,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from needs import need
+from needs import lacking, need
 from processes import count_passed, run_python
 
 ROOT = next(path for path in Path(__file__).parents if (path / "pyproject.toml").is_file())
@@ -160,6 +160,9 @@ def test_one_class_adds_a_set_on_every_engine_and_on_two_ranks(tmp_path):
     keep_it_plain(folder)
     (folder / "tests/test_ways.py").write_text(WAYS, encoding="utf-8")
     everywhere = [str(find(folder, f"test_{name}.py")) for name in ("ways", "own_parts", "sets", "every_set")]
+    for path in everywhere:
+        if reason := lacking(Path(path)):
+            pytest.skip(reason)
     env = {"TRITON_INTERPRET": "1", "ONLY_SETS": "Contaminated"}
     done = run_pytest(folder, "-vv", *everywhere, "-k", "Contaminated or two_ranks or runs_in_strips", **env)
     assert count_passed(done) >= 1 + 2 * 8 + 1 + 20

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch._dynamo.testing
 from table import IDS, ROWS, random_batch, tensors
 from torch.utils._python_dispatch import TorchDispatchMode
 

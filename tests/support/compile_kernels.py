@@ -78,7 +78,7 @@ def main() -> None:
     numbers, near = torch.ones(ROWS), torch.ones(ROWS, 3)
     work(torch.bfloat16, itself=1, half=1).fold()
     work(torch.bfloat16, itself=1, half=1, sums=1).fold()
-    every = {"itself": 3, "similarity": 2, "power": 3.0, "drop": 1, "exp": 2, "flat": 1, "held": 1}
+    every = {"itself": 3, "similarity": 2, "power": 3.0, "drop": 1, "sums": 2, "flat": 1, "held": 1}
     work(torch.float32, 7, shape=1, side=2, **every).fold()
     work(torch.float16, 7, shape=2, **every).weigh(numbers, numbers, numbers, numbers)
     work(torch.bfloat16, half=1, sums=1).weigh(numbers, numbers, numbers, numbers)

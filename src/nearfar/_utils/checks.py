@@ -152,7 +152,8 @@ class Deferred:
         if self._event is not None:
             return
         if self._aside is None:
-            self._aside = torch.zeros((), dtype=torch.int64).pin_memory()
+            with torch.inference_mode(False):  # it outlives this call
+                self._aside = torch.zeros((), dtype=torch.int64).pin_memory()
         self._aside.copy_(count.detach(), non_blocking=True)
         self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._event.record()

@@ -140,8 +140,16 @@ def widen(x: Tensor, y: Tensor | None) -> tuple[Tensor, Tensor | None]:
 
 def total(w: Tensor, like: Tensor) -> Tensor:
     """The sum Σ w of each group [g], in the floating-point type of the losses."""
-    # masks are summed as bytes, because torch would first widen them to eight bytes per entry
-    return (w.view(torch.uint8) if w.dtype == torch.bool else w).sum(dim=1, dtype=like.dtype)
+    # torch would first widen a mask to eight bytes per entry
+    return as_bytes(w).sum(dim=1, dtype=like.dtype)
+
+
+def as_bytes(w: Tensor) -> Tensor:
+    """A mask as bytes, which torch reduces faster; weights as they are."""
+    if w.dtype != torch.bool:
+        return w
+    # the compiler of PyTorch 2.11 cannot view a mask as bytes
+    return w.to(torch.uint8) if torch.compiler.is_compiling() else w.view(torch.uint8)
 
 
 def weighted(x: Tensor, w: Tensor) -> Tensor:

@@ -254,13 +254,14 @@ def _learned(loss: nn.Module) -> list[Tensor]:
 
 
 def _twin(loss: nn.Module) -> Any:
-    """A copy of the loss whose parameters share memory with the original ones.
+    """A copy of the loss that shares the memory of parameters and buffers, and what is read from the GPU later.
 
     Autograd ties a parameter to the stream of its earlier use, which must not enter a recording. New parameters are
     tied to the recording's stream. The loss itself is not changed, because another thread may be using it.
     """
     mine: dict[int, Any] = {id(x): nn.Parameter(x.detach(), requires_grad=x.requires_grad) for x in loss.parameters()}
-    return copy.deepcopy(loss, mine | {id(x): x for x in loss.buffers()})
+    shared = (*loss.buffers(), *(x._deferred for x in loss.modules() if hasattr(x, "_deferred")))
+    return copy.deepcopy(loss, mine | {id(x): x for x in shared})
 
 
 def _leaf(x: Tensor | None, wanted: bool) -> Tensor | None:
