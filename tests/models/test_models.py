@@ -14,7 +14,7 @@ from nearfar.data import open_data, transforms
 from nearfar.data.transforms import Photograph
 from nearfar.models import Embedder, build, freeze_norms, timm_torchvision
 from nearfar.models.lite0 import Lite0
-from nearfar.train.build import compile_trunk
+from nearfar.train._build import compile_trunk
 
 IMAGENET = timm_torchvision.IMAGENET_MEAN, timm_torchvision.IMAGENET_STD
 DATA = Path(__file__).parents[2] / ".." / "shared" / "data"

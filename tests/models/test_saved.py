@@ -16,7 +16,7 @@ from shop import photographs
 
 import nearfar as nf
 from nearfar.data import transforms
-from nearfar.evaluation.preprocessing import describe, fingerprint_of
+from nearfar.evaluation._preprocessing import describe, fingerprint_of
 from nearfar.models.saved import Network, Saved, read
 from nearfar.train import fit, open_run
 

@@ -15,8 +15,8 @@ from vision import mend
 
 import nearfar
 from nearfar.cli.demo import recipe
-from nearfar.runs.config import flat, read_yaml, to_tree
-from nearfar.runs.parts import check, make_loss
+from nearfar.runs._config import flat, read_yaml, to_tree
+from nearfar.runs._parts import check, make_loss
 from nearfar.train import load
 
 ROOT = Path(__file__).parents[2]

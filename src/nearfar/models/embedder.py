@@ -63,7 +63,7 @@ class Embedder(Keywords, nn.Module):
                 f"Embedder: flip mirrors pictures [c, h, w], but inputs have the shape {list(self.size)}; leave it out."
             )
         self.compiled: tuple[Callable[[Tensor], Tensor], ...] = ()
-        """The trunk compiled for training, see `nearfar.train.build`; in a tuple, so that it is not a submodule."""
+        """The trunk compiled for training, see `nearfar.train._build`; in a tuple, so that it is not a submodule."""
         features = self.features(self.size)
         self.embedding_dim = embedding_dim or hidden or features
         self.head = _head(features, embedding_dim, hidden, bn_neck)
