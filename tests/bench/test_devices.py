@@ -35,8 +35,7 @@ from nearfar.bench import (
     _timing as timing,
 )
 from nearfar.bench._launches import kernels_of, launches
-from nearfar.bench._pace import Pace
-from nearfar.bench._study import Subject
+from nearfar.bench._study import Pace, Subject
 from nearfar.cli.commands import bench as command
 from nearfar.cli.main import app
 

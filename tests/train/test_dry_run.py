@@ -19,9 +19,8 @@ from nearfar.runs._config import apply_flags
 from nearfar.train import _cost as cost
 from nearfar.train import fit
 from nearfar.train._checkpoints import random_state
-from nearfar.train._contact_sheet import CAPTION, GAP, TILE, contact_sheet
 from nearfar.train._cost import copy_state, measure_peak, measure_seconds
-from nearfar.train._dry_run import dry_run
+from nearfar.train._dry_run import CAPTION, GAP, TILE, contact_sheet, dry_run
 from nearfar.train._processes import begin
 from nearfar.train._state import prepare, take_step
 

@@ -18,10 +18,9 @@ from rich.console import Console
 from nearfar._utils.checks import check_choice
 from nearfar._utils.progress import Progress
 from nearfar.data._cache import default_folder
-from nearfar.data._device_samples import DeviceSamples
+from nearfar.data._device_samples import DeviceSamples, Ragged
 from nearfar.data._pictures import Member, Pictures, Places, no_readable_image, others_of_class
 from nearfar.data._pixel_file import PixelFile, Pixels
-from nearfar.data._resample import Ragged
 from nearfar.data._samples import DataSet, Samples, Transform, genuine
 
 Cache = Literal["none", "disk", "memory", "device"]

@@ -188,8 +188,8 @@ class Labeled:
         return genuine(self.dataset, index) if hasattr(self.dataset, "genuine") else self[index]
 
 
-class _Part:
-    """A subset of another data set."""
+class Subset:
+    """A subset of another data set, with labels of its own."""
 
     def __init__(self, whole: Samples, rows: Labels, labels: Labels, classes: tuple[str, ...]) -> None:
         self.whole, self.rows, self.labels, self.classes = whole, rows, labels, classes
@@ -210,7 +210,7 @@ class _Part:
 
     def over(self, other: Callable[[Samples], Samples]) -> Samples:
         """Apply `other` to the full data set, and take the same part of the result."""
-        return _Part(other(self.whole), self.rows, self.labels, self.classes)
+        return Subset(other(self.whole), self.rows, self.labels, self.classes)
 
     def hold(self, device: torch.device) -> DeviceSamples | None:
         """The subset on a device, if the full data set can be copied there."""
@@ -272,7 +272,7 @@ def part(samples: Samples, indices: Any) -> Samples:
     if isinstance(samples, Tensors):
         names = [samples.names[row] for row in rows.tolist()]
         return Tensors(samples.x[torch.from_numpy(rows)], labels, names, classes)
-    return _Part(samples, rows, labels, classes)
+    return Subset(samples, rows, labels, classes)
 
 
 def describe(

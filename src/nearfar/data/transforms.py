@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from nearfar._utils.checks import check_choice, check_whole
-from nearfar.data._resample import Ragged, crops
+from nearfar.data._device_samples import Ragged, crops
 from nearfar.data._samples import Size, Transform
 
 __all__ = ["CROPS", "Moved", "Numbers", "Photograph", "Plain", "get", "to_tensor"]
@@ -198,7 +198,7 @@ class Photograph:
     """Resize and crop a color photograph: a random crop and flip for training, the center crop otherwise.
 
     The filter is PIL's bilinear one, which uses every pixel where a picture shrinks. `render` computes it on the
-    device of the pictures (`nearfar.data._resample`) and agrees with PIL to two gray levels.
+    device of the pictures (`nearfar.data._device_samples`) and agrees with PIL to two gray levels.
 
     Args:
         crop: pixels a side of the network's input.

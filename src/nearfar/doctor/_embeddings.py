@@ -116,7 +116,10 @@ def diagnose(
     found = list(_not_finite(finite))
     usable = finite.nonzero().flatten().cpu()
     if len(usable) < 2:
-        return conclude([*found, _too_few(len(usable))], {"rows": len(usable)})
+        evidence = "There is one finite row." if len(usable) else "There are no finite rows."
+        severity: Severity = "note" if len(usable) else "warning"
+        found.append(Finding("nothing to see", severity, evidence, "Pass embeddings of two or more rows."))
+        return conclude(found, {"rows": len(usable)})
     places = usable[sample(labels.cpu()[usable], rows, seed)]
     x, y = embeddings[places.to(embeddings.device)], labels[places.to(embeddings.device)]
     measured = _measure(x, y, places, loss, margin, metric, thresholds or Thresholds())
@@ -155,11 +158,6 @@ def _neighborhood(x: Tensor, y: Tensor, metric: str) -> tuple[float, float, Tens
         return 0.0, 0.0, near
     right = (near[:, 0] == y)[asked].double().mean()
     return float(right), float(others[asked].double().mean() / (len(x) - 1)), near
-
-
-def _too_few(rows: int) -> Finding:
-    evidence = "There is one finite row." if rows else "There are no finite rows."
-    return Finding("nothing to see", "note" if rows else "warning", evidence, "Pass embeddings of two or more rows.")
 
 
 def _not_finite(finite: Tensor) -> Iterator[Finding]:

@@ -95,11 +95,8 @@ class _Cone:
         s = ((self.u @ N) * self.u).sum(dim=1) - ((self.v @ N) * self.v).sum(dim=1) + self.margin
         q = gate(s, self.mu)
         value = (self.Q * N).sum() + (self.weights * smooth_hinge(s, self.mu)).sum()
-        return float(value), self.Q + self._mix(q), q
-
-    def _mix(self, q: Tensor) -> Tensor:
         wq = (self.weights * q)[:, None]
-        return self.u.T @ (wq * self.u) - self.v.T @ (wq * self.v)
+        return float(value), self.Q + self.u.T @ (wq * self.u) - self.v.T @ (wq * self.v), q
 
     def project(self, N: Tensor) -> Tensor:
         """Project to the nearest psd matrix, with a trace of at most R² if a radius is given."""

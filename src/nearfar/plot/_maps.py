@@ -64,7 +64,8 @@ def embedding_map(
     ax = axis(ax, (5.2, 3.3))
     others = ~np.isin(mine, chosen)
     if others.any():
-        word = _others(len(np.unique(mine[others])), len(np.unique(y)) - len(chosen))
+        shown, there = len(np.unique(mine[others])), len(np.unique(y)) - len(chosen)
+        word = f"{shown if shown == there else f'{shown} of {there}'} other class{'es' * (there > 1)}"
         ax.scatter(
             places[others, 0], places[others, 1], s=7, color=GRAY, alpha=0.45, linewidths=0, label=word, zorder=1
         )
@@ -95,11 +96,6 @@ def rows_and_labels(owner: str, embeddings: Any, labels: Any) -> tuple[Tensor, T
     check_embeddings(owner, "embeddings", x)
     check_labels(owner, "labels", y, len(x), x.device)
     return x, y.long()
-
-
-def _others(shown: int, there: int) -> str:
-    count = str(shown) if shown == there else f"{shown} of {there}"
-    return f"{count} other class{'es' * (there > 1)}"
 
 
 def _labels_to_color(y: np.ndarray, show: Sequence[int] | None) -> list[int]:

@@ -50,10 +50,12 @@ def confusion(x: Tensor, y: Tensor, evaluation: Evaluation, rows: np.ndarray, ne
         by_class = dict(zip(found.tolist(), counts.tolist(), strict=True))
         wrong = [(count, -label) for label, count in by_class.items() if label != row.label]
         listed = [by_class.get(label, 0) for label in worst]
+        vectors = x[rows[mine]].float()
+        central = int((vectors - vectors.mean(dim=0)).square().sum(dim=1).argmin())
         table.append(
             Row(
                 label=row.label,
-                example=_example(x, rows[mine]),
+                example=int(rows[mine][central]),
                 recall_at_1=row.recall_at_1,
                 queries=row.queries,
                 counts=(*listed, sum(by_class.values()) - sum(listed)),
@@ -61,8 +63,3 @@ def confusion(x: Tensor, y: Tensor, evaluation: Evaluation, rows: np.ndarray, ne
             )
         )
     return table
-
-
-def _example(x: Tensor, rows: np.ndarray) -> int:
-    vectors = x[rows].float()
-    return int(rows[int((vectors - vectors.mean(dim=0)).square().sum(dim=1).argmin())])

@@ -9,7 +9,7 @@ import itertools
 import json
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,12 +25,13 @@ from nearfar._utils.console import Terminal
 from nearfar._utils.files import read_arrays, write_text
 from nearfar._utils.journal import read_lines
 from nearfar._utils.progress import Progress
-from nearfar.data import DataSet, Samples, genuine, open_data
+from nearfar.data import DataSet, Samples, open_data
+from nearfar.data._samples import Subset
 from nearfar.data._splits import hold_out
+from nearfar.doctor._remedies import batch_of
 from nearfar.evaluation._clustering import clustering_scores
 from nearfar.runs._config import to_tree
 from nearfar.runs._journal import Journal
-from nearfar.runs._parts import shape_of_batch
 from nearfar.studies import _trace
 from nearfar.train import Config, Moment, fit
 
@@ -211,15 +212,9 @@ def _train(trial: Trial) -> Line | None:
             scores |= _clusters(folder / "embeddings.npz", trial.clustering)
         line: Line = {"scores": scores, "queries": result.test.queries, "steps": result.step, "wrong_share": share}
         line["classes"] = _trace.by_class(result.test)
-        line["journal"] = _trace.of_journal(folder, _batch(config, len(data.train.classes)))
+        line["journal"] = _trace.of_journal(folder, batch_of(config, len(data.train.classes)))
     peak = {"peak_memory": torch.cuda.max_memory_allocated() if on_gpu else None}
     return line | peak | _trace.device()
-
-
-def _batch(config: Config, classes: int) -> int:
-    """Samples in a batch."""
-    shape = shape_of_batch(config, classes)
-    return int(shape["batch_size"] if "batch_size" in shape else shape["classes"] * shape["samples"])
 
 
 @functools.lru_cache(maxsize=1)  # only one data set, because its pictures may be cached on the device
@@ -246,32 +241,6 @@ def held_out(data: DataSet, share: float, patterns: Sequence[str] = ()) -> DataS
     return replace(data, train=train, test=test, gallery=None)
 
 
-class _Relabeled:
-    """Samples with other labels."""
-
-    def __init__(self, samples: Samples, labels: np.ndarray) -> None:
-        self.samples, self.labels, self.classes, self.names = samples, labels, samples.classes, samples.names
-
-    def __len__(self) -> int:
-        return len(self.samples)
-
-    def __getitem__(self, index: int) -> Any:
-        return self.samples[index]
-
-    def genuine(self, index: int) -> Any:
-        """The sample; None if it cannot be read and is skipped."""
-        return genuine(self.samples, index)
-
-    def over(self, other: Callable[[Samples], Samples]) -> Samples:
-        """The samples in another form, such as decoded, with the same labels."""
-        return _Relabeled(other(self.samples), self.labels)
-
-    def hold(self, device: torch.device) -> Any:
-        """The samples on a device, if they support it."""
-        own = getattr(self.samples, "hold", None)
-        return None if own is None else own(device)
-
-
 def permuted(samples: Samples, share: float, *, seed: int) -> Samples:
     """Permute the labels of a random share of the samples: every class keeps its size."""
     from nearfar.data import Tensors
@@ -282,7 +251,7 @@ def permuted(samples: Samples, share: float, *, seed: int) -> Samples:
     labels[rows] = labels[random.permutation(rows)]
     if isinstance(samples, Tensors):
         return Tensors(samples.x, labels, samples.names, samples.classes)
-    return _Relabeled(samples, labels)
+    return Subset(samples, np.arange(len(samples)), labels, samples.classes)
 
 
 def _clusters(file: Path, most: int) -> dict[str, float]:

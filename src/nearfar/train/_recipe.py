@@ -56,7 +56,8 @@ def default_config(flags: Sequence[tuple[str, str]]) -> tuple[Config, str]:
     data = open_dataset(spec)
     if not are_photographs(data):
         return plain, ""
-    tree = recipe(data.train, validation=spec.validation if _has_flag(flags, "data", "validation") else None)
+    given = any(name in ("data", "data.validation") for name, _ in flags)
+    tree = recipe(data.train, validation=spec.validation if given else None)
     if spec.size is not None and plain.model.name not in (None, tree["model"]["name"]):
         tree["data"]["train_size"] = None  # the recipe's train_size fits its own network and data.size only
     config = apply_flags(parse(tree), flags)
@@ -91,8 +92,3 @@ def recipe(train: Samples, *, validation: float | None = None) -> dict[str, Any]
     if not torch.cuda.is_available():
         plan["precision"] = "float32"
     return tree
-
-
-def _has_flag(flags: Sequence[tuple[str, str]], section: str, key: str) -> bool:
-    """Whether a flag sets this key, or its whole section."""
-    return any(name in (section, f"{section}.{key}") for name, _ in flags)

@@ -12,8 +12,8 @@ from nearfar._utils.page import FOOTER, allow, document, hash_of
 from nearfar.report._curves import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Axis, grid
 from nearfar.report._sections import banner, opening, pairs, percent, section
 from nearfar.runs._config import to_yaml
-from nearfar.tune._ranges import Choices
 from nearfar.tune._results import STATES, Best, Tuned, short
+from nearfar.tune._space import Choices
 from nearfar.tune._trial import Trial
 
 NAMES = {"recall@1": "Recall at 1", "map_at_r": "MAP@R"}

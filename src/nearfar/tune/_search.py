@@ -100,7 +100,8 @@ def search(
     about = _describe_search(config, space, plan, seed, reduced.name)
     with TrialLog(folder, about) as log:
         run = _Search(every, log, trials, plan, prune == "median", seed)
-        shared = reduced if data is not None or (jobs == 1 and not _varies_data(every)) else None
+        varies = any(key.startswith("data") for each in every for key in each.ranges)
+        shared = reduced if data is not None or (jobs == 1 and not varies) else None
         work = functools.partial(run_trial, data=shared, stop=stopping)
         total, done = trials * len(every), len(log.trials)
         bar = Progress("trials", max(total, done), done=done, console=console or Terminal(), stays=True)
@@ -123,10 +124,6 @@ def search(
         first = next((str(each.outcome.error) for each in result.trials if each.outcome.error), "no word")
         raise RuntimeError(f"tune: no trial ended with a score; the first said: {first}")
     return result
-
-
-def _varies_data(every: list[Space]) -> bool:
-    return any(key.startswith("data") for each in every for key in each.ranges)
 
 
 def _describe_search(config: Config, space: Mapping[str, Any], plan: Job, seed: int, data: str) -> dict[str, Any]:
