@@ -58,7 +58,6 @@ class _Cell(ProgressColumn):
         self._text = text
 
     def render(self, task: Task) -> Text:
-        """Render as plain text."""
         return Text(visible(self._text(task)))
 
 

@@ -187,7 +187,6 @@ def _reset_peak() -> float:
 
 
 def _peak_so_far() -> float:
-    """The peak memory so far in megabytes."""
     if STATUS.exists():
         return _resident("VmHWM")
     import resource

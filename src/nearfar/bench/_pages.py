@@ -112,7 +112,6 @@ def setting(plan: Plan, versions: Mapping[str, Any]) -> str:
 
 
 def record(rows: Sequence[Row], plan: Plan) -> dict[str, Any]:
-    """The content of the JSON file."""
     exponents = {who: growth(rows, who) for who in plan.engines}
     return {**about(plan), "exponents": exponents, "results": [row.to_dict() for row in rows]}
 

@@ -59,7 +59,6 @@ class Row:
 
     @property
     def key(self) -> tuple[str, int, str]:
-        """Loss, rows and precision."""
         return self.loss, self.rows, self.precision
 
     def x_limit(self, who: str) -> float | None:

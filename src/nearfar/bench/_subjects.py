@@ -62,103 +62,90 @@ class Subject:
     usual: bool = False
 
 
-def _mined(loss: Any, miner: Any) -> Step:
-    """PML's loss with PML's miner."""
-    return lambda e, y: loss(e, y, miner(e, y))
-
-
-def _pair(name: str, make: Make, peer: Peer | None = None, usual: bool = False) -> tuple[str, Subject]:
-    return name, Subject(name, make, peer, usual)
-
-
 def _classes(rows: int) -> int:
     return max(1, rows // EACH)
 
 
-def _with_defaults(loss: type[torch.nn.Module]) -> Make:
-    """A function that makes a loss with its defaults, given the number of classes if it has a vector for each class."""
+def _ours(loss: type[torch.nn.Module], **options: Any) -> Make:
+    """A function that makes a loss, given the number of classes if it has a vector for each class."""
     classes = "classes" in signature(loss).parameters
-    return lambda rows, width, engine: loss(*((_classes(rows), width) if classes else ()), engine=engine)
+    return lambda rows, width, engine: loss(*((_classes(rows), width) if classes else ()), engine=engine, **options)
 
 
-SUBJECTS: dict[str, Subject] = dict(
-    (
-        _pair("Contrastive", lambda n, d, e: L.Contrastive(power=1, reduction="nonzero", engine=e),
-              lambda n, d, p, m: p.ContrastiveLoss(), True),
-        _pair("Margin", lambda n, d, e: L.Margin(reduction="nonzero", engine=e), lambda n, d, p, m: p.MarginLoss()),
-        _pair("BinomialDeviance", lambda n, d, e: L.BinomialDeviance(engine=e)),
-        _pair("DroWorst", lambda n, d, e: L.DroWorst(engine=e)),
-        _pair("DroTopK", lambda n, d, e: L.DroTopK(k=2 * n, engine=e), usual=True),
-        _pair("DroTopK fraction", lambda n, d, e: L.DroTopK(fraction=0.01, engine=e)),
-        _pair("DroTopKPN", lambda n, d, e: L.DroTopKPN(k=2 * n, engine=e)),
-        _pair("DroTrimmed", lambda n, d, e: L.DroTrimmed(top=n // 2, k=2 * n, engine=e)),
-        _pair("DroTrimmedPN", lambda n, d, e: L.DroTrimmedPN(wrong=0.2, k=2 * n, engine=e)),
-        _pair("DroKL", lambda n, d, e: L.DroKL(engine=e), usual=True),
-        _pair("DroKLGrouped", lambda n, d, e: L.DroKLGrouped(engine=e)),
-        _pair("DroChiSquare", lambda n, d, e: L.DroChiSquare(rho=1.0, engine=e)),
-        _pair("MultiSimilarity", lambda n, d, e: L.MultiSimilarity(miner=None, engine=e),
-              lambda n, d, p, m: p.MultiSimilarityLoss()),
-        _pair("MultiSimilarity + miner", lambda n, d, e: L.MultiSimilarity(engine=e),
-              lambda n, d, p, m: _mined(p.MultiSimilarityLoss(), m.MultiSimilarityMiner()), True),
-        _pair("SupCon", lambda n, d, e: L.SupCon(engine=e), lambda n, d, p, m: p.SupConLoss(), True),
-        _pair("NTXent", lambda n, d, e: L.NTXent(engine=e), lambda n, d, p, m: p.NTXentLoss(), True),
-        _pair("NPair", lambda n, d, e: L.NPair(l2=0.0, similarity=Dot(normalize=True), engine=e),
-              lambda n, d, p, m: p.NPairsLoss()),
-        _pair("Circle", lambda n, d, e: L.Circle(engine=e), lambda n, d, p, m: p.CircleLoss()),
-        _pair("LiftedStructure", lambda n, d, e: L.LiftedStructure(engine=e),
-              lambda n, d, p, m: p.LiftedStructureLoss(), True),
-        _pair("GeneralizedLifted", lambda n, d, e: L.GeneralizedLifted(engine=e),
-              lambda n, d, p, m: p.GeneralizedLiftedStructureLoss()),
-        _pair("HAP2S", lambda n, d, e: L.HAP2S(engine=e)),
-        _pair("HAP2S polynomial", lambda n, d, e: L.HAP2S(weights="polynomial", engine=e)),
-        _pair("Triplet all", lambda n, d, e: L.Triplet(reduction="nonzero", engine=e),
-              lambda n, d, p, m: p.TripletMarginLoss(), True),
-        _pair("Triplet smooth", lambda n, d, e: L.Triplet(smooth=0.1, engine=e)),
-        _pair("Triplet semihard", lambda n, d, e: L.Triplet(mining="semihard", reduction="nonzero", engine=e),
-              lambda n, d, p, m: _mined(p.TripletMarginLoss(), m.TripletMarginMiner(0.05, "semihard"))),
-        _pair("Triplet hard", lambda n, d, e: L.Triplet(margin=0.2, mining="hard", reduction="nonzero", engine=e),
-              lambda n, d, p, m: _mined(p.TripletMarginLoss(margin=0.2), m.BatchHardMiner()), True),
-        _pair("Triplet hardest", lambda n, d, e: L.Triplet(margin=0.2, mining="hardest", engine=e)),
-        _pair("Triplet balanced", lambda n, d, e: L.Triplet(margin=0.2, mining="balanced", engine=e)),
-        _pair("Angular", lambda n, d, e: L.Angular(engine=e), lambda n, d, p, m: p.AngularLoss()),
-        _pair("ProxyNCA", lambda n, d, e: L.ProxyNCA(_classes(n), d, engine=e),
-              lambda n, d, p, m: p.ProxyNCALoss(_classes(n), d, softmax_scale=1.0)),
-        _pair("ProxyAnchor", lambda n, d, e: L.ProxyAnchor(_classes(n), d, engine=e),
-              lambda n, d, p, m: p.ProxyAnchorLoss(_classes(n), d)),
-        _pair("ArcFace", lambda n, d, e: L.ArcFace(_classes(n), d, engine=e),
-              lambda n, d, p, m: p.ArcFaceLoss(_classes(n), d, margin=math.degrees(0.5))),
-        _pair("CosFace", lambda n, d, e: L.CosFace(_classes(n), d, engine=e),
-              lambda n, d, p, m: p.CosFaceLoss(_classes(n), d)),
-        _pair("NormalizedSoftmax", lambda n, d, e: L.NormalizedSoftmax(_classes(n), d, engine=e),
-              lambda n, d, p, m: p.NormalizedSoftmaxLoss(_classes(n), d)),
-        _pair("SubCenterArcFace", lambda n, d, e: L.SubCenterArcFace(_classes(n), d, engine=e),
-              lambda n, d, p, m: p.SubCenterArcFaceLoss(num_classes=_classes(n), embedding_size=d,
-                                                        margin=math.degrees(0.5))),
-        _pair("SoftTriple", lambda n, d, e: L.SoftTriple(_classes(n), d, engine=e),
-              lambda n, d, p, m: p.SoftTripleLoss(_classes(n), d)),
-        _pair("TupletMargin", lambda n, d, e: L.TupletMargin(engine=e),
-              lambda n, d, p, m: p.TupletMarginLoss(margin=math.degrees(0.1))),
-        _pair("NCA", lambda n, d, e: L.NCA(engine=e), lambda n, d, p, m: p.NCALoss()),
-        _pair("FastAP", lambda n, d, e: L.FastAP(engine=e), lambda n, d, p, m: p.FastAPLoss()),
-        _pair("SmoothAP", lambda n, d, e: L.SmoothAP(engine=e)),
-        _pair("miner MultiSimilarity", lambda n, d, e: _filtered(miners.MultiSimilarity(), e),
-              lambda n, d, p, m: _mined(p.ContrastiveLoss(), m.MultiSimilarityMiner())),
-        _pair("miner Hard", lambda n, d, e: _filtered(miners.Hard(), e),
-              lambda n, d, p, m: _mined(p.ContrastiveLoss(), m.BatchHardMiner())),
-        _pair("miner SemiHard", lambda n, d, e: _filtered(miners.SemiHard(), e)),
-        _pair("miner BalancedHard", lambda n, d, e: _filtered(miners.BalancedHard(), e)),
-        _pair("miner DistanceWeighted", lambda n, d, e: L.Margin(miner=miners.DistanceWeighted(), engine=e),
-              lambda n, d, p, m: _mined(p.MarginLoss(), m.DistanceWeightedMiner())),
-    )
-)  # fmt: skip
+def _theirs(name: str, miner: str = "", sized: bool = False, mined: tuple[Any, ...] = (), **options: Any) -> Peer:
+    """A function that makes PML's loss, with PML's miner if one is named; `sized`: it has a vector for each class."""
+
+    def make(rows: int, width: int, losses: Any, miners: Any) -> Step:
+        sizes = {"num_classes": _classes(rows), "embedding_size": width} if sized else {}
+        loss: Step = getattr(losses, name)(**sizes, **options)
+        if not miner:
+            return loss
+        mine = getattr(miners, miner)(*mined)
+        return lambda e, y: loss(e, y, mine(e, y))  # type: ignore[call-arg]
+
+    return make
+
+
+_FILTERED = {"power": 1, "reduction": "nonzero"}
+"""The contrastive loss in which miners are timed."""
+_TABLE: dict[str, tuple[Any, ...]] = {
+    "Contrastive": (_ours(L.Contrastive, power=1, reduction="nonzero"), _theirs("ContrastiveLoss"), True),
+    "Margin": (_ours(L.Margin, reduction="nonzero"), _theirs("MarginLoss")),
+    "BinomialDeviance": (_ours(L.BinomialDeviance),),
+    "DroWorst": (_ours(L.DroWorst),),
+    "DroTopK": (_ours(L.DroTopK, k="2B"), None, True),
+    "DroTopK fraction": (_ours(L.DroTopK, fraction=0.01),),
+    "DroTopKPN": (_ours(L.DroTopKPN, k="2B"),),
+    "DroTrimmed": (_ours(L.DroTrimmed, top="B/2", k="2B"),),
+    "DroTrimmedPN": (_ours(L.DroTrimmedPN, wrong=0.2, k="2B"),),
+    "DroKL": (_ours(L.DroKL), None, True),
+    "DroKLGrouped": (_ours(L.DroKLGrouped),),
+    "DroChiSquare": (_ours(L.DroChiSquare, rho=1.0),),
+    "MultiSimilarity": (_ours(L.MultiSimilarity, miner=None), _theirs("MultiSimilarityLoss")),
+    "MultiSimilarity + miner": (_ours(L.MultiSimilarity), _theirs("MultiSimilarityLoss", "MultiSimilarityMiner"), True),
+    "SupCon": (_ours(L.SupCon), _theirs("SupConLoss"), True),
+    "NTXent": (_ours(L.NTXent), _theirs("NTXentLoss"), True),
+    "NPair": (_ours(L.NPair, l2=0.0, similarity=Dot(normalize=True)), _theirs("NPairsLoss")),
+    "Circle": (_ours(L.Circle), _theirs("CircleLoss")),
+    "LiftedStructure": (_ours(L.LiftedStructure), _theirs("LiftedStructureLoss"), True),
+    "GeneralizedLifted": (_ours(L.GeneralizedLifted), _theirs("GeneralizedLiftedStructureLoss")),
+    "HAP2S": (_ours(L.HAP2S),),
+    "HAP2S polynomial": (_ours(L.HAP2S, weights="polynomial"),),
+    "Triplet all": (_ours(L.Triplet, reduction="nonzero"), _theirs("TripletMarginLoss"), True),
+    "Triplet smooth": (_ours(L.Triplet, smooth=0.1),),
+    "Triplet semihard": (_ours(L.Triplet, mining="semihard", reduction="nonzero"),
+     _theirs("TripletMarginLoss", "TripletMarginMiner", mined=(0.05, "semihard"))),
+    "Triplet hard": (_ours(L.Triplet, margin=0.2, mining="hard", reduction="nonzero"),
+     _theirs("TripletMarginLoss", "BatchHardMiner", margin=0.2), True),
+    "Triplet hardest": (_ours(L.Triplet, margin=0.2, mining="hardest"),),
+    "Triplet balanced": (_ours(L.Triplet, margin=0.2, mining="balanced"),),
+    "Angular": (_ours(L.Angular), _theirs("AngularLoss")),
+    "ProxyNCA": (_ours(L.ProxyNCA), _theirs("ProxyNCALoss", sized=True, softmax_scale=1.0)),
+    "ProxyAnchor": (_ours(L.ProxyAnchor), _theirs("ProxyAnchorLoss", sized=True)),
+    "ArcFace": (_ours(L.ArcFace), _theirs("ArcFaceLoss", sized=True, margin=math.degrees(0.5))),
+    "CosFace": (_ours(L.CosFace), _theirs("CosFaceLoss", sized=True)),
+    "NormalizedSoftmax": (_ours(L.NormalizedSoftmax), _theirs("NormalizedSoftmaxLoss", sized=True)),
+    "SubCenterArcFace": (_ours(L.SubCenterArcFace),
+     _theirs("SubCenterArcFaceLoss", sized=True, margin=math.degrees(0.5))),
+    "SoftTriple": (_ours(L.SoftTriple), _theirs("SoftTripleLoss", sized=True)),
+    "TupletMargin": (_ours(L.TupletMargin), _theirs("TupletMarginLoss", margin=math.degrees(0.1))),
+    "NCA": (_ours(L.NCA), _theirs("NCALoss")),
+    "FastAP": (_ours(L.FastAP), _theirs("FastAPLoss")),
+    "SmoothAP": (_ours(L.SmoothAP),),
+    "miner MultiSimilarity": (_ours(L.Contrastive, miner=miners.MultiSimilarity(), **_FILTERED),
+     _theirs("ContrastiveLoss", "MultiSimilarityMiner")),
+    "miner Hard": (_ours(L.Contrastive, miner=miners.Hard(), **_FILTERED),
+     _theirs("ContrastiveLoss", "BatchHardMiner")),
+    "miner SemiHard": (_ours(L.Contrastive, miner=miners.SemiHard(), **_FILTERED),),
+    "miner BalancedHard": (_ours(L.Contrastive, miner=miners.BalancedHard(), **_FILTERED),),
+    "miner DistanceWeighted": (_ours(L.Margin, miner=miners.DistanceWeighted()),
+     _theirs("MarginLoss", "DistanceWeightedMiner")),
+}  # fmt: skip
+# a loss that is not listed is timed with its defaults
+_LISTED = {name.split()[0] for name in _TABLE}
+SUBJECTS = {name: Subject(name, *made) for name, made in _TABLE.items()}
+SUBJECTS |= {name: Subject(name, _ours(getattr(L, name))) for name in L.__all__ if name not in _LISTED}
 """All subjects by name, in the order of tables."""
-_named = {name.split()[0] for name in SUBJECTS}
-# a loss that is not listed above is timed with its defaults
-SUBJECTS |= {name: Subject(name, _with_defaults(getattr(L, name))) for name in L.__all__ if name not in _named}
-
-
-def _filtered(miner: miners.Miner, engine: Any) -> torch.nn.Module:
-    return L.Contrastive(power=1, reduction="nonzero", miner=miner, engine=engine)
 
 
 def choose_subjects(names: Iterable[str]) -> list[Subject]:

@@ -39,7 +39,6 @@ class Ragged:
 
     @property
     def device(self) -> torch.device:
-        """The device of all four tensors."""
         return self.pixels.device
 
     def __getitem__(self, rows: Tensor) -> Ragged:

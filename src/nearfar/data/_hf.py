@@ -72,8 +72,6 @@ def hf(
 
 @dataclass(frozen=True)
 class _Reader:
-    """The arguments of `hf`."""
-
     path: Path
     labels: str | None
     inputs: str | None

@@ -140,7 +140,6 @@ class Tensors:
         return self.x[index]
 
     def hold(self, device: torch.device) -> DeviceSamples:
-        """The samples on a device."""
         count = len(self)
         height, width = self.x.shape[-2:] if self.x.ndim > 2 else (0, 0)
         sizes = np.broadcast_to(np.array([width, height]), (count, 2))

@@ -28,7 +28,7 @@ class Prescription:
     changes: tuple[str, ...]
 
     def text(self) -> str:
-        """The prescription as text."""
+        """The finding and the changes in one line."""
         return f"{self.finding.severity}: {self.finding.name}. Changed: {'; '.join(self.changes)}."
 
 

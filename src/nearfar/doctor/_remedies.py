@@ -76,7 +76,6 @@ class Patient:
 
     @property
     def triplets(self) -> bool:
-        """Whether the run trains with triplets."""
         return self.config is not None and self.config.loss.name == "Triplet"
 
 
@@ -137,7 +136,6 @@ def margin_of(config: Config | None) -> float | None:
 
 
 def slower(config: Config) -> Flags:
-    """A tenth of the learning rate."""
     return (("optimizer.lr", f"{config.optimizer.lr / 10:g}"),)
 
 
@@ -197,7 +195,6 @@ def anneal_mining(run: Patient) -> Remedy | None:
 
 
 def slow(run: Patient) -> Remedy:
-    """A tenth of the learning rate."""
     return Remedy("a tenth of the rate", slower(run.config)) if run.config else Remedy("a tenth of --optimizer.lr")
 
 
@@ -209,13 +206,11 @@ def triple_rate(run: Patient) -> Remedy:
 
 
 def less_decay(run: Patient) -> Remedy | None:
-    """Weaker weight decay, if it is strong."""
     weak = run.config is not None and run.config.optimizer.weight_decay <= STRONG
     return None if weak else Remedy("less weight decay", WEAK_DECAY)
 
 
 def add_decay(run: Patient) -> Remedy | None:
-    """Some weight decay, if there is none."""
     return None if run.config is not None and run.config.optimizer.weight_decay else Remedy("weight decay", WEAK_DECAY)
 
 
@@ -230,7 +225,6 @@ def more_classes(run: Patient) -> Remedy | None:
 
 
 def wider_margin(run: Patient) -> Remedy | None:
-    """Twice the margin, if the loss has one."""
     if run.config is None:
         return Remedy("a larger margin, where the loss has one")
     known = inspect.signature(LOSSES[run.config.loss.name]).parameters
@@ -241,7 +235,6 @@ def wider_margin(run: Patient) -> Remedy | None:
 
 
 def harder_mining(run: Patient) -> Remedy | None:
-    """Hard mining of triplets."""
     return Remedy("harder mining", (("loss.mining", "hard"),)) if run.triplets else None
 
 
@@ -294,7 +287,6 @@ def stop_early(run: Patient) -> Remedy:
 
 
 def wider(run: Patient) -> Remedy:
-    """Twice the dimension of the embedding."""
     dim = None if run.config is None else run.config.model.embedding_dim
     if dim is None:
         return Remedy("a wider embedding, --model.embedding_dim")

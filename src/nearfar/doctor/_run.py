@@ -49,7 +49,6 @@ class Outcome:
 
     @property
     def interval(self) -> str:
-        """The interval as text."""
         return f" [{100 * self.low:.1f}, {100 * self.high:.1f}]" if self.low < self.high else ""
 
 

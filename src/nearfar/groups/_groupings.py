@@ -182,7 +182,6 @@ class Grouping(Part, ABC):
         return values[0][0]
 
     def join(self, product: Product, pairs: ScoredPairs, problems: Problems, values: Values) -> Tensor:
-        """The loss, from the values of the problems."""
         if not self.per_anchor:
             return self.merge(values, problems)
         parts = [reduce(terms, product.reduction) for terms in self.terms(product, pairs, problems, values)]

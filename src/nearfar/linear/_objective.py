@@ -41,13 +41,11 @@ class Ray:
     mu: float
 
     def value(self, t: float) -> float:
-        """The value f(A + tD)."""
         a, b, c = self.rows
         inner = float((self.weights * smooth_hinge(a + b * t + c * t * t, self.mu)).sum())
         return self.pull[0] + self.pull[1] * t + self.pull[2] * t * t + inner
 
     def slope(self, t: float) -> float:
-        """The derivative d/dt f(A + tD)."""
         a, b, c = self.rows
         q = gate(a + b * t + c * t * t, self.mu)
         return self.pull[1] + 2 * self.pull[2] * t + float((self.weights * q * (b + 2 * c * t)).sum())
@@ -222,7 +220,6 @@ class Objective:
         return self.ridge + (2 * float(torch.linalg.matrix_norm(self.pull, ord=2)) ** 2 if len(self.pull) else 0.0)
 
     def _value_at_zero(self) -> float:
-        """The value f(0)."""
         return float(self.value(self.v.new_zeros(1, self.width)))
 
 

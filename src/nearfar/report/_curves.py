@@ -85,7 +85,6 @@ class Axis:
         self._start, self._end, self._log, self._names, self.name = start, end, log, names, name
 
     def __call__(self, value: float) -> float:
-        """Map a value to its pixel."""
         low, high, here = (math.log(v) if self._log else v for v in (self.low, self.high, value))
         return self._start + (here - low) / (high - low) * (self._end - self._start)
 

@@ -107,7 +107,6 @@ def _band(value: float, bar: Interval | None) -> str:
 
 
 def scores(evaluation: Evaluation) -> str:
-    """The table of scores."""
     unit = "classes" if evaluation.unit == "class" else "queries"
     lines = []
     for name, value in evaluation.scores().items():
@@ -141,7 +140,6 @@ def _meaning(name: str) -> tuple[str, str]:
 
 
 def curves(journal: Journal) -> str:
-    """The training curves."""
     steps = span(journal.panels)
     figures = "".join(curve(panel, number, steps) for number, panel in enumerate(journal.panels))
     notes = "".join(f'<p class="quiet">{escape(note)}</p>' for note in journal.notes)

@@ -271,5 +271,4 @@ def to_yaml(config: Config) -> str:
 
 
 def save(config: Config, path: Path) -> None:
-    """Write the full configuration to a file."""
     write_text(path, to_yaml(config))

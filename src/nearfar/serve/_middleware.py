@@ -52,12 +52,10 @@ class Metrics:
         Gauge("nearfar_index_vectors", "Vectors in the index.", registry=self._registry).set(vectors)
 
     def count_request(self, path: str, status: int) -> None:
-        """Count a request."""
         first = "/" + path.lstrip("/").partition("/")[0]
         self._requests.labels(first if first in PATHS else "other", str(status)).inc()
 
     def record_search(self, seconds: float) -> None:
-        """Record the duration of a search."""
         self._seconds.observe(seconds)
 
     def text(self) -> bytes:

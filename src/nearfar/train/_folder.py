@@ -60,7 +60,6 @@ class Owner:
 
     @staticmethod
     def of_this_process() -> Owner:
-        """Describe this process, starting now."""
         try:
             user = getpass.getuser()
         except (OSError, KeyError, ImportError):  # a container may have no name for its user
@@ -77,7 +76,6 @@ class Owner:
             return None
 
     def write(self, folder: Path) -> None:
-        """Write this owner into a folder."""
         write_text(folder / LOCK, json.dumps(asdict(self)) + "\n")
 
     def leave(self, folder: Path) -> None:

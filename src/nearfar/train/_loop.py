@@ -189,7 +189,6 @@ class _Training:
 
     @property
     def doctors(self) -> list[Doctor]:
-        """The doctors among the callbacks."""
         return [each for each in self.callbacks if isinstance(each, Doctor)]
 
     def note_restart(self) -> None:

@@ -37,14 +37,12 @@ class RunProgress:
         self.bar.to(entry["step"], f"loss {entry['loss']:.4f}, lr {entry['lr']:.1e}")
 
     def scores(self, step: int, found: dict[str, Any]) -> None:
-        """Report an evaluation."""
         words = ", ".join(
             f"{name} {100 * value:.1f}" for name, value in found.items() if name.endswith(("@1", "violation"))
         )
         self.tell(f"step {step}: {words}")
 
     def final(self, scores: Evaluation, step: int, *, paper: bool) -> None:
-        """Report the scores of the test."""
         how = "the best of all evaluations on the test classes, as the papers report it" if paper else "tested once"
         self.tell(f"test classes, weights of step {step}, {how}:\n{scores!r}")
 

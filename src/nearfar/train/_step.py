@@ -159,7 +159,6 @@ class Average:
 
     @torch.no_grad()
     def update(self) -> None:
-        """Move the average toward the present weights."""
         self.steps += 1
         weight = 1 - min(self.decay, (1 + self.steps) / (10 + self.steps))
         torch._foreach_lerp_(list(self.model.parameters()), [p.detach() for p in self._source.parameters()], weight)

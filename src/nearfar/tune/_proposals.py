@@ -63,7 +63,6 @@ class Proposals:
             return self._draw(optuna, number, TRIES)
 
     def tell(self, trial: Any, outcome: Outcome) -> None:
-        """Report the outcome of a trial."""
         with optuna_quiet() as optuna:
             for step, value in _join_curves(outcome).items():
                 trial.report(value, step)

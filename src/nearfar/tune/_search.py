@@ -184,7 +184,6 @@ class _Search:
             )
 
     def result(self, folder: Path) -> Tuned:
-        """The result so far."""
         losses = {label: Best.of(space, self.log.of(label)) for label, space in self.spaces.items()}
         return Tuned(folder, self.plan.score, tuple(self.log.trials), losses, finished=not self.stopped)
 

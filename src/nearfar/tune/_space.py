@@ -44,7 +44,6 @@ class Range:
     whole: bool = False
 
     def distribution(self, optuna: Any) -> Any:
-        """The range as an Optuna distribution."""
         kind = optuna.distributions.IntDistribution if self.whole else optuna.distributions.FloatDistribution
         step = (self.step or 1) if self.whole else self.step
         return kind(self.low, self.high, log=self.log, step=step)
@@ -61,11 +60,9 @@ class Range:
         return [self.low, self.high]
 
     def encode(self, value: Any) -> Any:
-        """Convert a value for Optuna."""
         return value
 
     def decode(self, value: Any) -> Any:
-        """Convert a value from Optuna."""
         return value
 
     def at_edge(self, value: Any) -> bool:
@@ -85,11 +82,10 @@ class Choices:
     options: tuple[Any, ...]
 
     def distribution(self, optuna: Any) -> Any:
-        """A categorical distribution over indices, since Optuna accepts no mappings as categories."""
+        # of indices, since Optuna accepts no mappings as categories
         return optuna.distributions.CategoricalDistribution(tuple(range(len(self.options))))
 
     def values(self) -> list[Any]:
-        """All values."""
         return list(self.options)
 
     def ends(self) -> list[Any]:
@@ -97,11 +93,9 @@ class Choices:
         return list(self.options)
 
     def encode(self, value: Any) -> int:
-        """The index of a value."""
         return [json.dumps(each) for each in self.options].index(json.dumps(value))
 
     def decode(self, value: int) -> Any:
-        """The value at an index."""
         return self.options[value]
 
     def at_edge(self, value: Any) -> bool:

@@ -198,6 +198,5 @@ class _Pruner:
         return None
 
     def read(self) -> Curve:
-        """Read the scores so far."""
         entries = read_lines(self._file).entries
         return tuple((entry["step"], float(entry[self._key])) for entry in entries if self._key in entry)
