@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import Any
 
@@ -14,6 +15,14 @@ def is_there(module: str) -> bool:
     (True, False)
     """
     return find_spec(module) is not None
+
+
+def version_of(package: str) -> str | None:
+    """The version of an installed package; None if there is none."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
 
 
 def command(extra: str) -> str:

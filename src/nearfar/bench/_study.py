@@ -8,13 +8,13 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from nearfar._utils.checks import check_choice
+from nearfar._utils.extras import version_of
 from nearfar._utils.progress import Watch
 from nearfar.bench._launches import launches
 from nearfar.bench._memory import Limits, Peak, Task, peak, peak_on_gpu
@@ -219,14 +219,7 @@ def _alive(device: str) -> bool:
 
 def peer_version() -> str | None:
     """The version of pytorch-metric-learning, or None if it is not installed."""
-    return _installed("pytorch-metric-learning")
-
-
-def _installed(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
+    return version_of("pytorch-metric-learning")
 
 
 def about(plan: Plan) -> dict[str, Any]:
@@ -235,7 +228,7 @@ def about(plan: Plan) -> dict[str, Any]:
         "config": asdict(plan),
         "device": torch.cuda.get_device_name() if plan.device == "cuda" else f"CPU, {platform.machine()}",
         "versions": {
-            "nearfar": _installed("nearfar"),
+            "nearfar": version_of("nearfar"),
             "torch": torch.__version__,
             "pytorch-metric-learning": peer_version(),
             "python": platform.python_version(),

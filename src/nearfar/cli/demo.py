@@ -21,8 +21,6 @@ from nearfar.train import Config, Result, fit, parse
 from nearfar.train._folder import is_run
 from nearfar.train._scores import read_baselines
 
-__all__ = ["recipe", "run"]
-
 RECIPE: dict[str, dict[str, Any]] = {
     "data": {"name": "glyphs", "validation": 0.0, "move": 2.0},
     "model": {"name": "small", "embedding_dim": 128, "bn_neck": True},

@@ -22,8 +22,6 @@ from nearfar._utils.console import say
 if TYPE_CHECKING:
     from nearfar._utils.process_group import ProcessGroup
 
-__all__ = ["Processes", "Restarts", "is_first", "launch", "place", "restarts", "share_evaluation", "words_of_a_rank"]
-
 Processes = Annotated[
     int | None, typer.Option("--processes", min=1, help="Number of processes to start on this machine.")
 ]

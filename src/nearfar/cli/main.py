@@ -29,8 +29,6 @@ from nearfar.cli.commands import (
 from nearfar.cli.commands.command import Command, check_suffix
 from nearfar.cli.launch import Processes, is_first, launch, share_evaluation
 
-__all__ = ["app", "describe", "losses", "main", "pictures_of", "report"]
-
 app = typer.Typer(
     help="Deep metric learning for PyTorch: train, evaluate, diagnose and search embeddings.",
     no_args_is_help=True,

@@ -14,8 +14,6 @@ import numpy as np
 from nearfar._utils.checks import check_positive, check_whole
 from nearfar.data._splits import Shares
 
-__all__ = ["Facts", "Recommendation", "Row", "load_rows", "recommend"]
-
 NEAR = math.log(4)
 """A measured data set is near if its number of classes and its samples per class are within a factor of four."""
 PLAIN = "MPerClass"

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
+from nearfar._utils.extras import version_of
 from nearfar.evaluation._bootstrap import Interval
 from nearfar.evaluation._evaluate import Evaluation
 from nearfar.report._confusion import Row
@@ -247,14 +248,8 @@ def pairs(title: str, values: Mapping[str, Any]) -> str:
 
 def versions() -> dict[str, str]:
     """Versions of the software that computed the scores."""
-    from importlib.metadata import PackageNotFoundError, version
-
     from nearfar import __version__
 
-    found = {"nearfar": __version__}
-    for name in ("torch", "numpy", "scikit-learn"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:  # it is optional
-            found[name] = "unknown"
+    names = ("torch", "numpy", "scikit-learn")  # the last is optional
+    found = {"nearfar": __version__} | {name: version_of(name) or "unknown" for name in names}
     return found | {"python": platform.python_version()}

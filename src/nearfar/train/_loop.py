@@ -44,7 +44,7 @@ from nearfar.train._scores import (
     share_evaluations,
 )
 from nearfar.train._state import Moment, TrainState, load_batches, prepare, take_step
-from nearfar.train._trackers import Trackers, check_trackers
+from nearfar.train._trackers import check_trackers, open_trackers
 
 CHECKS, MIN_STEPS_APART = 30, 20
 """How often the doctor checks a run, as in its calibration, and the fewest steps between two checks."""
@@ -129,8 +129,8 @@ def _run(
     progress.tell(describe(config, state.shares, state.inputs, state.bare_model, machine.device))
     before = journal.read(path)
     with (
-        Trackers(config, folder, quiet=not machine.is_main_process) as trackers,
-        journal.Journal(path, quiet=not machine.is_main_process, on_write=trackers.log) as lines,
+        open_trackers(config, folder, quiet=not machine.is_main_process) as log,
+        journal.Journal(path, quiet=not machine.is_main_process, on_write=log) as lines,
         catch_interrupt() as stop,
     ):
         callbacks = _with_doctor(config, progress, callbacks)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from nearfar._utils.extras import command, is_there, need
+from nearfar._utils.files import first_line
 from nearfar.runs._config import flat, to_tree
 from nearfar.runs._sections import Config
 
@@ -31,63 +32,55 @@ def check_trackers(names: Iterable[str]) -> None:
         need("accelerate", f"train: the tracker {name}", "processes", instead="leave it out")
 
 
-class Trackers:
-    """The trackers named in a configuration, open while the block runs.
+@contextmanager
+def open_trackers(
+    config: Config, folder: Path, *, quiet: bool = False
+) -> Iterator[Callable[[Mapping[str, Any]], None]]:
+    """Open the trackers named in a configuration while the block runs.
 
     Args:
         config: the configuration of the run, which wandb and MLflow store.
         folder: the run folder; its name becomes the name of the run, and TensorBoard's files go into it.
         quiet: log nothing, on all ranks except the first.
+
+    Yields:
+        A function that logs the numbers of a line of the journal to every tracker.
     """
+    with ExitStack() as stack:
+        opened: list[Any] = []
+        for name in () if quiet else config.training.trackers:
+            opened.append(_start(name, config, folder))
+            stack.callback(opened[-1].finish)
 
-    def __init__(self, config: Config, folder: Path, *, quiet: bool = False) -> None:
-        self.config, self.folder = config, folder
-        self.names: tuple[str, ...] = () if quiet else config.training.trackers
-        self._open: list[Any] = []
+        def log(entry: Mapping[str, Any]) -> None:
+            values = {name: value for name, value in scalars(entry) if name not in ("step", "time")}
+            for tracker in opened if values else ():
+                tracker.log(values, step=entry["step"])
 
-    def __enter__(self) -> Self:
-        try:
-            for name in self.names:
-                self._open.append(self._start(name))
-        except BaseException:
-            self._close()
-            raise
-        return self
+        yield log
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._close()
 
-    def log(self, entry: Mapping[str, Any]) -> None:
-        """Log the numbers of a line of the journal to every tracker."""
-        values = {name: value for name, value in scalars(entry) if name not in ("step", "time")}
-        for tracker in self._open if values else ():
-            tracker.log(values, step=entry["step"])
+def _start(name: str, config: Config, folder: Path) -> Any:
+    from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
-    def _start(self, name: str) -> Any:
-        from accelerate.tracking import LOGGER_TYPE_TO_CLASS
-
-        kind, called = LOGGER_TYPE_TO_CLASS[name], self.folder.resolve().name
-        try:
-            if name == "tensorboard":
-                tracker = kind("tensorboard", logging_dir=str(self.folder))
-            elif name == "wandb":
-                tracker = kind(PROJECT, name=called)
-            else:
-                tracker = kind(PROJECT, run_name=called)
-            if hasattr(tracker, "start"):  # older releases of accelerate start at once
-                tracker.start()
-            if name != "tensorboard":  # TensorBoard's would create further folders, and config.yaml is there anyway
-                tracker.store_init_configuration(flat(to_tree(self.config)))
-        except Exception as error:  # each tracker has its own errors: no network, no key, a full disk
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise RuntimeError(
-                f"train: the tracker {name} did not start ({reason}); mend that, or leave it out."
-            ) from error
-        return tracker
-
-    def _close(self) -> None:
-        while self._open:
-            self._open.pop().finish()
+    kind, called = LOGGER_TYPE_TO_CLASS[name], folder.resolve().name
+    try:
+        if name == "tensorboard":
+            tracker = kind("tensorboard", logging_dir=str(folder))
+        elif name == "wandb":
+            tracker = kind(PROJECT, name=called)
+        else:
+            tracker = kind(PROJECT, run_name=called)
+        if hasattr(tracker, "start"):  # older releases of accelerate start at once
+            tracker.start()
+        if name != "tensorboard":  # TensorBoard's would create further folders, and config.yaml is there anyway
+            tracker.store_init_configuration(flat(to_tree(config)))
+    except Exception as error:  # each tracker has its own errors: no network, no key, a full disk
+        reason = first_line(error)
+        raise RuntimeError(
+            f"train: the tracker {name} did not start ({reason}); mend that, or leave it out."
+        ) from error
+    return tracker
 
 
 def scalars(entry: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, float]]:

@@ -16,8 +16,6 @@ from nearfar.cli.commands.completion import loss_names
 if TYPE_CHECKING:
     from nearfar.bench import Plan, Row
 
-__all__ = ["bench", "make_plan"]
-
 SIZES = {"cpu": (128, 512, 2048, 8192), "cuda": (128, 512, 2048, 8192, 32768, 131072, 262144, 1048576)}
 QUICK = (128, 1024)
 

@@ -18,9 +18,6 @@ from nearfar._utils.files import lies_in, protect
 if TYPE_CHECKING:
     from nearfar.evaluation import Vectors
 
-__all__ = ["OUTPUTS", "Command", "Extra", "check_apart", "check_one", "check_suffix", "load_labeled", "one_sentence",
-           "parse_numbers", "save_json"]  # fmt: skip
-
 OUTPUTS = frozenset({"output", "json", "page", "out", "folder", "run"})
 """Names of the parameters that a command writes to; every other path is an input."""
 Extra = Annotated[list[str] | None, typer.Argument(hidden=True)]

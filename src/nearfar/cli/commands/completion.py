@@ -10,8 +10,6 @@ from typing import Any, Literal, Union
 
 import typer
 
-__all__ = ["complete", "loss_names", "values_of"]
-
 
 def complete(ctx: typer.Context, incomplete: str) -> list[str]:
     """Complete the value of the key before it; suggest nothing elsewhere, so that the shell offers files."""

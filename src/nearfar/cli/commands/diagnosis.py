@@ -14,8 +14,6 @@ from nearfar.cli.commands.command import save_json
 if TYPE_CHECKING:
     from nearfar.doctor import Diagnosis
 
-__all__ = ["diagnose"]
-
 
 def diagnose(
     source: Annotated[Path, typer.Argument(metavar="RUN|VECTORS", help="A run folder, or a vectors.npz.")],

@@ -14,8 +14,6 @@ from nearfar._utils.progress import Progress
 from nearfar.cli.commands.command import check_suffix, parse_numbers
 from nearfar.cli.commands.embedding import Trust
 
-__all__ = ["export"]
-
 FORMATS = {".onnx": "a graph", ".safetensors": "weights"}
 
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from nearfar.data._pictures import OnCorrupt, Pictures
     from nearfar.data._samples import Transform
 
-__all__ = ["SIZE", "Assumed", "Samples", "Transformed", "read_samples", "square"]
-
 PICTURES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"})
 SIZE = 224
 """Side of pictures in pixels, if neither the network nor the user defines it."""

@@ -21,8 +21,6 @@ from nearfar.evaluation._export import FINGERPRINT, TRANSFORM, first_cause, quie
 if TYPE_CHECKING:
     from nearfar.data._samples import Transform
 
-__all__ = ["Model", "load_model"]
-
 _ONNX_TYPES = {
     "tensor(float)": torch.float32,
     "tensor(float16)": torch.float16,

@@ -11,8 +11,6 @@ from nearfar._utils.checks import check_choice
 from nearfar._utils.console import say
 from nearfar._utils.progress import Progress
 
-__all__ = ["reproduce"]
-
 STUDIES = ("descent", "isometry", "profs", "dro", "noise")
 TRAINED = STUDIES[2:]
 """Studies that train networks, and so take a data set and seeds."""

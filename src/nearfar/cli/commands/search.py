@@ -268,13 +268,10 @@ def show(made: Index | DiskIndex, asked: Vectors, found: Neighbors) -> None:
 
 def records(made: Index | DiskIndex, asked: Vectors, found: Neighbors) -> list[dict[str, Any]]:
     """For each query its name and its neighbors' names, rows and scores, without entries that were not found."""
-    every = []
-    rows = zip(made.names(found), found.places.tolist(), found.scores.tolist(), strict=True)
-    for query, (names, places, scores) in enumerate(rows):
-        near = [
-            {"name": name, "row": place, "score": score}
-            for name, place, score in zip(names, places, scores, strict=True)
-            if place >= 0
-        ]
-        every.append({"query": str(query) if asked.name is None else asked.name[query], "neighbors": near})
-    return every
+    from nearfar.serve import Searcher
+
+    names = range(len(asked)) if asked.name is None else asked.name
+    return [
+        {"query": str(name), "neighbors": [{"name": x.name, "row": x.row, "score": x.score} for x in near]}
+        for name, near in zip(names, Searcher(made).answers(found), strict=True)
+    ]

@@ -21,8 +21,6 @@ from nearfar.runs._config import SECTIONS
 if TYPE_CHECKING:
     from nearfar.train import Config
 
-__all__ = ["Folder", "Words", "config", "demo", "read_words", "recommend", "train"]
-
 Words = Annotated[
     list[str] | None,
     typer.Argument(

@@ -11,8 +11,6 @@ from nearfar._utils.console import say
 from nearfar.cli.commands.command import check_apart
 from nearfar.cli.commands.training import Words, read_words
 
-__all__ = ["tune"]
-
 OPTIONS = ("--space", "--folder", "--trials", "--jobs", "--score", "--seeds", "--held-out", "--prune", "--seed")
 
 
