@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,20 +43,10 @@ def draw(file: Path, rows: Sequence[Row], who: str, *, setting: Mapping[str, Any
 
 
 def _time(ax: Any, rows: Sequence[Row], who: str, *, first: bool) -> None:
+    look = {"color": style.GRAY, "linestyle": "--", "linewidth": 1, "label": "two products"}
     for precision, some in _by_precision(rows).items():
-        limits = [(row.rows, 1e3 * row.limit) for row in some if row.limit]
-        _line(
-            ax,
-            limits,
-            {"color": style.GRAY, "linestyle": "--", "linewidth": 1, "label": "two products"},
-            precision,
-            rows,
-        )
-        _curve(ax, [(size, 1e3 * value) for size, value in _points(some, who, "seconds")], "nearfar", precision, rows)
-    rows = _first(rows)
-    theirs = [(size, 1e3 * value) for size, value in _points(rows, PEER, "seconds")]
-    _curve(ax, theirs, "PML")
-    _failure(ax, rows, theirs)
+        _line(ax, [(row.rows, 1e3 * row.limit) for row in some if row.limit], look, precision, rows)
+    _contestants(ax, rows, who, "seconds", 1e3)
     if SUBJECTS[rows[0].loss].peer is None:
         ax.text(0.04, 0.94, "not in PML", transform=ax.transAxes, fontsize=8, color=THEIRS, va="top")
     ax.set_title(rows[0].loss, fontsize=10)
@@ -65,29 +55,28 @@ def _time(ax: Any, rows: Sequence[Row], who: str, *, first: bool) -> None:
 
 def _memory(ax: Any, rows: Sequence[Row], who: str, *, first: bool) -> None:
     sizes = sorted({row.rows for row in rows})
-    ax.plot(
-        sizes,
-        [4 * n * n / 2**20 for n in sizes],
-        color=style.GRAY,
-        linestyle=":",
-        linewidth=1,
-        label="one B x B matrix",
-    )
-    for precision, some in _by_precision(rows).items():
-        _curve(ax, list(_points(some, who, "megabytes")), "nearfar", precision, rows)
-    rows = _first(rows)
-    theirs = list(_points(rows, PEER, "megabytes"))
-    _curve(ax, theirs, "PML")
-    _failure(ax, rows, theirs)
+    look = {"color": style.GRAY, "linestyle": ":", "linewidth": 1, "label": "one B x B matrix"}
+    ax.plot(sizes, [4 * n * n / 2**20 for n in sizes], **look)
+    _contestants(ax, rows, who, "megabytes", 1.0)
     _frame(ax, "MB at the peak" if first else "")
     ax.set_xlabel("rows, B", fontsize=8)
 
 
-def _points(rows: Sequence[Row], who: str, what: str) -> Iterator[tuple[int, float]]:
-    for row in rows:
-        value = getattr(row.cells[who], what) if who in row.cells else None
-        if value is not None and value > 0:
-            yield row.rows, value
+def _contestants(ax: Any, rows: Sequence[Row], who: str, what: str, scale: float) -> None:
+    """Draw our curve in each precision, PML's in the first one, and a cross where PML failed."""
+    look = {"markersize": 3.5, "linewidth": 1.4}
+    for precision, some in _by_precision(rows).items():
+        ours = {**look, "color": OURS, "marker": "o", "label": "nearfar"}
+        _line(ax, _points(some, who, what, scale), ours, precision, rows)
+    rows = [row for row in rows if row.precision == rows[0].precision]
+    theirs = _points(rows, PEER, what, scale)
+    _line(ax, theirs, {**look, "color": THEIRS, "marker": "s", "label": "PML"}, rows[0].precision, rows)
+    _failure(ax, rows, theirs)
+
+
+def _points(rows: Sequence[Row], who: str, what: str, scale: float) -> list[tuple[int, float]]:
+    found = ((row.rows, getattr(row.cells[who], what)) for row in rows if who in row.cells)
+    return [(size, scale * value) for size, value in found if value is not None and value > 0]
 
 
 def _by_precision(rows: Sequence[Row]) -> dict[str, list[Row]]:
@@ -97,24 +86,11 @@ def _by_precision(rows: Sequence[Row]) -> dict[str, list[Row]]:
     return found
 
 
-def _first(rows: Sequence[Row]) -> list[Row]:
-    """The rows in the first precision, the only one in which PML is drawn."""
-    return [row for row in rows if row.precision == rows[0].precision]
-
-
-def _curve(
-    ax: Any, points: Sequence[tuple[float, float]], name: str, precision: str = "", rows: Sequence[Row] = ()
-) -> None:
-    color, mark = (OURS, "o") if name == "nearfar" else (THEIRS, "s")
-    style = {"color": color, "marker": mark, "markersize": 3.5, "linewidth": 1.4, "label": name}
-    _line(ax, points, style, precision, rows)
-
-
 def _line(
     ax: Any, points: Sequence[tuple[float, float]], style: dict[str, Any], precision: str, rows: Sequence[Row]
 ) -> None:
     """Draw a curve; precisions after the first are paler, and named in the legend."""
-    if points and rows and precision != rows[0].precision:
+    if precision != rows[0].precision:
         style = {**style, "alpha": 0.45, "label": f"{style['label']}, {precision}"}
     if points:
         ax.plot(*zip(*points, strict=True), **style)

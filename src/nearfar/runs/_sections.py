@@ -17,6 +17,11 @@ def option(default: Any, doc: str) -> Any:
     return field(default=default, metadata={"doc": doc})
 
 
+def later(default: Any, doc: str) -> Any:
+    """An `option` that may change when a run is resumed."""
+    return field(default=default, metadata={"doc": doc, "later": True})
+
+
 @dataclass(frozen=True)
 class Part:
     """An object chosen by name, with its options: a loss, a sampler, a pair loss inside a loss."""
@@ -34,7 +39,7 @@ class DataConfig:
         "glyphs, omniglot, cub, flowers, cars, sop, inshop, folder, manifest, vectors, shards or hf; null: found from "
         "the path, or glyphs without one",
     )
-    path: str | None = option(None, "the folder or file; glyphs needs none")
+    path: str | None = later(None, "the folder or file; glyphs needs none")
     labels: str | None = option(None, "shards: a suffix, json.KEY or a .csv file; hf: a column; null: the usual one")
     inputs: str | None = option(None, "shards: the suffix of pictures; hf: a column; null: the only one")
     transform: str | None = option(None, "none | glyphs | photographs | qi2020 | can2019; null: by the kind of data")
@@ -52,12 +57,12 @@ class DataConfig:
     min_area: float | None = option(None, "smallest share of a photograph in a training crop; null: the usual one")
     color: float = option(0.0, "how much brightness, contrast and saturation vary in training: 0.2 for a fifth")
     move: float = option(1.0, "how far drawings are shifted, scaled and slanted in training: 2 for twice as far")
-    cache: Literal["none", "disk", "memory", "device"] = option(
+    cache: Literal["none", "disk", "memory", "device"] = later(
         "none", "none | disk | memory | device: where photographs are kept after they are decoded once"
     )
-    cache_folder: str | None = option(None, "folder of decoded photographs; null: the user's cache folder")
-    workers: int = option(0, "number of processes that load pictures")
-    on_corrupt: Literal["stop", "skip"] = option("stop", "stop | skip: what to do with a broken picture")
+    cache_folder: str | None = later(None, "folder of decoded photographs; null: the user's cache folder")
+    workers: int = later(0, "number of processes that load pictures")
+    on_corrupt: Literal["stop", "skip"] = later("stop", "stop | skip: what to do with a broken picture")
     outside: bool = option(False, "let a manifest or list name files outside its own folder")
 
     def __post_init__(self) -> None:
@@ -104,17 +109,17 @@ class OptimizerConfig:
     """The optimizer, its learning rates and their schedule."""
 
     name: Literal["adam", "adamw", "sgd"] = option("adam", "adam | adamw | sgd")
-    lr: float = option(1e-3, "learning rate of the trunk")
-    head_lr_mult: float = option(1.0, "learning rate of the head, as a multiple of lr (10 in the papers)")
-    loss_lr_mult: float = option(
+    lr: float = later(1e-3, "learning rate of the trunk")
+    head_lr_mult: float = later(1.0, "learning rate of the head, as a multiple of lr (10 in the papers)")
+    loss_lr_mult: float = later(
         10.0, "learning rate of the loss's parameters (thresholds, proxies), as a multiple of lr"
     )
-    betas: tuple[float, float] = option((0.9, 0.999), "of adam and adamw; Can et al. 2019 used .9, .99")
-    momentum: float = option(0.9, "of sgd")
-    weight_decay: float = option(0.0, "only on parameters of two or more dimensions")
-    warmup: int = option(0, "steps in which the learning rate grows from 0")
-    schedule: Literal["constant", "cosine"] = option("cosine", "constant | cosine, after the warm-up")
-    max_grad_norm: float | None = option(None, "clip the gradient to this norm; null: no clipping")
+    betas: tuple[float, float] = later((0.9, 0.999), "of adam and adamw; Can et al. 2019 used .9, .99")
+    momentum: float = later(0.9, "of sgd")
+    weight_decay: float = later(0.0, "only on parameters of two or more dimensions")
+    warmup: int = later(0, "steps in which the learning rate grows from 0")
+    schedule: Literal["constant", "cosine"] = later("cosine", "constant | cosine, after the warm-up")
+    max_grad_norm: float | None = later(None, "clip the gradient to this norm; null: no clipping")
     proximal: float = option(0.0, "weight of the proximal term toward the last projection (Can et al. 2019: 1e-3)")
 
     def __post_init__(self) -> None:
@@ -128,31 +133,31 @@ class OptimizerConfig:
 class TrainingConfig:
     """Length, seed and precision of a run, and how often it is evaluated, saved and diagnosed."""
 
-    steps: int = option(1000, "number of batches")
+    steps: int = later(1000, "number of batches")
     seed: int = option(0, "seed of weights, batches and augmentation")
     precision: Literal["float32", "bf16", "fp16", "float64"] = option(
         "float32", "float32 | bf16 | fp16: mixed precision | float64: everything in it"
     )
     average: float = option(0.0, "decay of a moving average of the weights, which is scored and saved; 0: none")
-    compile: Literal["none", "kernels", "graphs"] = option(
+    compile: Literal["none", "kernels", "graphs"] = later(
         "none", "none | kernels: compile the trunk, a minute at the first step | graphs: and replay them on a GPU"
     )
     shard: bool = option(False, "split weights, gradients and optimizer state over the processes (FSDP2)")
-    chunk: int | None = option(None, "samples that the network processes at a time; same gradient as the whole batch")
+    chunk: int | None = later(None, "samples that the network processes at a time; same gradient as the whole batch")
     cross_batch_memory: int = option(0, "rows of past batches to compare with, too; 0: none")
     cross_batch_memory_warmup: int = option(0, "steps before the memory is used")
-    threads: int | None = option(None, "CPU threads; null: torch's default")
-    evaluate_every: int = option(200, "steps between evaluations")
-    checkpoint_every: int = option(200, "steps between checkpoints")
-    explain_every: int = option(50, "steps between records of the pair weights; 0: never")
-    diagnose_every: int | None = option(None, "steps between checks by the doctor; null: thirty checks a run; 0: never")
-    baselines: bool = option(True, "also score the untrained network, and vectors as they are, on the test classes")
-    max_positive_distance: float = option(0.6, "positive pairs at a larger distance violate their constraint")
-    min_negative_distance: float = option(1.2, "negative pairs at a smaller distance violate theirs")
+    threads: int | None = later(None, "CPU threads; null: torch's default")
+    evaluate_every: int = later(200, "steps between evaluations")
+    checkpoint_every: int = later(200, "steps between checkpoints")
+    explain_every: int = later(50, "steps between records of the pair weights; 0: never")
+    diagnose_every: int | None = later(None, "steps between checks by the doctor; null: thirty checks a run; 0: never")
+    baselines: bool = later(True, "also score the untrained network, and vectors as they are, on the test classes")
+    max_positive_distance: float = later(0.6, "positive pairs at a larger distance violate their constraint")
+    min_negative_distance: float = later(1.2, "negative pairs at a smaller distance violate theirs")
     protocol: Literal["validation", "paper"] = option(
         "validation", "validation: choose by held-out classes, test once | paper: report the best test score"
     )
-    trackers: tuple[Tracker, ...] = option(
+    trackers: tuple[Tracker, ...] = later(
         (), "any of tensorboard, wandb, mlflow: trackers of the scalars besides the journal"
     )
 

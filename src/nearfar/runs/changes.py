@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from typing import Any
 
 from nearfar.runs._config import flat, parse, to_tree
@@ -10,33 +11,11 @@ from nearfar.runs._sections import Config
 
 __all__ = ["MAY_CHANGE", "check_network", "check_resumable"]
 
-MAY_CHANGE = (
-    "data.path",
-    "data.cache",
-    "data.cache_folder",
-    "data.workers",
-    "data.on_corrupt",
-    "optimizer.lr",
-    "optimizer.head_lr_mult",
-    "optimizer.loss_lr_mult",
-    "optimizer.betas",
-    "optimizer.momentum",
-    "optimizer.weight_decay",
-    "optimizer.warmup",
-    "optimizer.schedule",
-    "optimizer.max_grad_norm",
-    "training.steps",
-    "training.chunk",
-    "training.compile",
-    "training.threads",
-    "training.evaluate_every",
-    "training.checkpoint_every",
-    "training.explain_every",
-    "training.diagnose_every",
-    "training.baselines",
-    "training.max_positive_distance",
-    "training.min_negative_distance",
-    "training.trackers",
+MAY_CHANGE = tuple(
+    f"{section}.{key.name}"
+    for section in ("data", "model", "optimizer", "training")
+    for key in fields(getattr(Config(), section))
+    if "later" in key.metadata
 )
 """Keys that may change when a run is resumed."""
 INITIALIZATION = ("model.pretrained", "model.weights")
