@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ from nearfar.evaluation._disk_files import (
     write_record,
 )
 from nearfar.evaluation._disk_index import DISK_KINDS, ENDS, LABELS, NAMES, ROWS, THUMBNAILS, DiskIndex, files_of
-from nearfar.evaluation._disk_recall import choose_effort
+from nearfar.evaluation._exact_search import Neighbors
 from nearfar.evaluation._faiss import (
     INDEX,
     REMEDY,
@@ -44,13 +45,18 @@ from nearfar.evaluation._faiss import (
     faiss,
     graphs,
     join,
+    merge,
     prepare,
     train,
 )
+from nearfar.evaluation._neighbors import neighbors
 from nearfar.evaluation._ranking_keys import Metric
 from nearfar.evaluation._vectors import Vectors
 
 PLAN, PARTS, LOCK = "plan.json", "parts", ".lock"
+K = 10
+QUERIES = 500
+"""Recall@K is measured with at most this many rows of the index as queries."""
 CHUNK = {"exact": 1 << 17, "ivf": 1 << 17, "ivfpq": 1 << 17, "hnsw": 1 << 19}
 """Rows per chunk; graphs are searched one by one, so they are larger."""
 
@@ -323,3 +329,50 @@ def _extras(found: Vectors | None, network: Path | None) -> dict[str, str]:
         if isinstance(value, Tensor):
             extras[name] = digest_of_rows(value.numpy())
     return extras
+
+
+def choose_effort(index: DiskIndex, rows: Callable[[slice], np.ndarray], target: float) -> tuple[int, dict[str, Any]]:
+    """Choose the smallest effort that reaches a recall.
+
+    Args:
+        index: the index to measure.
+        rows: maps a chunk to its rows, in the form in which they are compared.
+        target: the wanted recall.
+
+    Returns:
+        The effort, and the measurements: k, queries, recall, and [effort, recall] for each effort tried.
+    """
+    plan = index.plan
+    k = min(K, plan.rows - 1)
+    if not plan.efforts or not k:
+        return 0 if not plan.efforts else plan.efforts[-1], {"k": k, "queries": 0, "recall": 1.0, "curve": []}
+    chosen = np.sort(np.random.default_rng(plan.seed + 1).permutation(plan.rows)[:QUERIES])
+    queries, wanted = _exact(plan, rows, chosen, k)
+    curve: list[list[float]] = []
+    for effort in plan.efforts:
+        found = _without_itself(index.search(queries, k + 1, effort=effort).places, chosen)
+        hits = [len(a & b) / k for a, b in zip(wanted, (set(row[:k]) for row in found), strict=True)]
+        curve.append([effort, round(float(np.mean(hits)), 4)])
+        if curve[-1][1] >= target:
+            break
+    tried, recall = curve[-1]
+    return int(tried), {"k": k, "queries": len(chosen), "recall": recall, "curve": curve}
+
+
+def _exact(
+    plan: Plan, rows: Callable[[slice], np.ndarray], chosen: np.ndarray, k: int
+) -> tuple[Tensor, list[set[int]]]:
+    """The chosen rows, and the k nearest other rows of each by exact search, with one chunk in memory at a time."""
+    queries = torch.from_numpy(np.concatenate([rows(part)[_within(chosen, part)] for part in plan.chunks]))
+    found: list[Neighbors] = []
+    for part in plan.chunks:
+        x = torch.from_numpy(rows(part))
+        near = neighbors(queries, x, k=min(k + 1, len(x)), similarity="dot" if plan.inner else "euclidean")
+        found = [merge([*found, Neighbors(near.scores, near.places + part.start)], k + 1)]
+    return queries, [set(row[:k]) for row in _without_itself(found[0].places, chosen)]
+
+
+def _without_itself(places: Tensor, chosen: np.ndarray) -> list[list[int]]:
+    """The rows found for each query, without the query itself and without missing entries."""
+    pairs = zip(places.tolist(), chosen.tolist(), strict=True)
+    return [[place for place in row if place not in (own, -1)] for row, own in pairs]
