@@ -42,7 +42,7 @@ from nearfar.evaluation._embed import evaluation_mode
 from nearfar.losses import Triplet
 from nearfar.runs import _parts as parts
 from nearfar.runs._journal import read
-from nearfar.studies.grid import permuted
+from nearfar.studies.grid import permute_labels
 from nearfar.train import _processes as processes
 from nearfar.train import fit, load, parse
 from nearfar.train._state import prepare
@@ -330,7 +330,7 @@ def train_trial(trial):
     config = configuration(trial)
     data, probe = open_split(trial.data)
     if trial.wrong:
-        data = replace(data, train=permuted(data.train, trial.wrong, seed=config.training.seed))
+        data = replace(data, train=permute_labels(data.train, trial.wrong, seed=config.training.seed))
     with tempfile.TemporaryDirectory(prefix="nearfar-") as folder:
         first, second = Path(folder) / "ill", Path(folder) / "cured"
         found = train_and_watch(config, data, probe, first)

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from nearfar.data import Labeled, Tensors, genuine
 from nearfar.studies import grid
-from nearfar.studies.grid import Trial, Workers, permuted
+from nearfar.studies.grid import Trial, Workers, permute_labels
 from nearfar.train import parse
 
 QUIET = Console(quiet=True)
@@ -151,12 +151,12 @@ def test_one_data_set_is_open_at_a_time(vectors):
 def test_wrong_labels_keep_the_sizes_of_classes(vectors):
     labels = np.repeat(np.arange(50), 4)
     for samples in (Tensors(np.zeros((200, 2)), labels), Labeled([np.zeros(2)] * 200, labels)):
-        wrong = permuted(samples, 0.4, seed=3)
+        wrong = permute_labels(samples, 0.4, seed=3)
         changed = np.mean(wrong.labels != labels)
         assert 0.35 < changed <= 0.4
         assert np.array_equal(np.bincount(wrong.labels), np.bincount(labels))
-        assert np.array_equal(wrong.labels, permuted(samples, 0.4, seed=3).labels)
-        assert not np.array_equal(wrong.labels, permuted(samples, 0.4, seed=4).labels)
+        assert np.array_equal(wrong.labels, permute_labels(samples, 0.4, seed=3).labels)
+        assert not np.array_equal(wrong.labels, permute_labels(samples, 0.4, seed=4).labels)
         assert len(wrong) == 200
         assert wrong[5].shape == (2,)
         assert genuine(wrong, 5).shape == (2,)

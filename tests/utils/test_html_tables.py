@@ -117,5 +117,5 @@ def test_hostile_words_are_escaped():
     told = Diagnosis((Finding(HOSTILE, "alarm", HOSTILE, HOSTILE),))
     for shown, times in ((found, 1), (told, 3)):
         assert read(shown._repr_html_()).words.count(HOSTILE) == times
-    for made in (html.table([HOSTILE], [[HOSTILE]], caption=HOSTILE), html.folded(HOSTILE, "")):
+    for made in (html.table([HOSTILE], [[HOSTILE]], caption=HOSTILE), html.details(HOSTILE, "")):
         assert HOSTILE in read(made).words

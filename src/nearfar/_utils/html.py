@@ -37,7 +37,7 @@ def table(
     return f'{above}<table style="{TABLE}"><thead>{lines[0]}</thead><tbody>{"".join(lines[1:])}</tbody></table>'
 
 
-def folded(title: str, inside: str) -> str:
+def details(title: str, inside: str) -> str:
     """A section that opens on a click, without a script."""
     return f'<details><summary style="cursor:pointer">{escape(title)}</summary>{inside}</details>'
 

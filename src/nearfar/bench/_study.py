@@ -100,10 +100,10 @@ def offered(device: str, engines: Iterable[str] = ("auto", "dense", "tiled", "fu
     >>> offered("cpu")[:3]
     ('auto', 'dense', 'tiled')
     """
-    return tuple(engine for engine in engines if not _refused(SUBJECTS["MultiSimilarity"], engine, device))
+    return tuple(engine for engine in engines if not _refusal(SUBJECTS["MultiSimilarity"], engine, device))
 
 
-def _refused(subject: Subject, engine: str, device: str) -> str:
+def _refusal(subject: Subject, engine: str, device: str) -> str:
     """The reason, in one line, why a loss does not run with an engine on a device; "" if it runs."""
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")

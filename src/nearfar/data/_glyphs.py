@@ -175,12 +175,12 @@ def _draw(fonts: Sequence[Path], progress: bool, among: Container[int] = range(0
 def _charmap(font: "FT2Font", face: str) -> dict[int, int]:
     """Map the code points that the rule allows to the glyph indices of the face."""
 
-    def admitted(code: int) -> bool:
+    def is_allowed(code: int) -> bool:
         if face in _COMPUTER_MODERN:
             return code < 128 and chr(code).isalnum()
         return unicodedata.category(chr(code))[0] in "LNPS" and code not in _MISDRAWN.get(face, ())
 
-    return {int(code): int(index) for code, index in font.get_charmap().items() if admitted(code)}
+    return {int(code): int(index) for code, index in font.get_charmap().items() if is_allowed(code)}
 
 
 def _is_test(code: int) -> bool:

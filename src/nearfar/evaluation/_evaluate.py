@@ -130,7 +130,7 @@ class Evaluation:
             (row.label, row.queries, f"{100 * row.recall_at_1:.1f}", f"{100 * row.map_at_r:.1f}") for row in self.worst
         ]
         head = ("class", "queries", "recall@1, %", "MAP@R, %")
-        return whole + html.folded("the classes that fare worst", html.table(head, worst))
+        return whole + html.details("the classes that fare worst", html.table(head, worst))
 
     def _rows(self) -> list[tuple[str, float, Interval | None]]:
         return [(name, value, self.intervals.get(name)) for name, value in self.scores().items()]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from nearfar._utils.html import folded, table
+from nearfar._utils.html import details, table
 from nearfar._utils.rng import set_states, states
 from nearfar._utils.tensors import over
 from nearfar.groups._groupings import Problems, Product
@@ -88,7 +88,7 @@ class Explanation:
             for i, j in moved
         ]
         head = ("anchor", "reference", "pair", "score", "share of the gradient")
-        return whole + folded("the pairs that are moved most", table(head, listed, words=(2,)))
+        return whole + details("the pairs that are moved most", table(head, listed, words=(2,)))
 
 
 def explain(product: Product, pairs: ScoredPairs) -> Explanation:

@@ -31,8 +31,8 @@ def curve(panel: Panel, number: int, steps: tuple[float, float]) -> str:
     series = panel.series[:8]
     values = [value for one in series for point in one.points for value in point[2:]]
     x = Axis(*steps, LEFT, WIDTH - RIGHT, name="step")
-    y = Axis(*_padded(min(values), max(values)), HEIGHT - BOTTOM, TOP)
-    drawn = "".join(_drawn(one, i, x, y) for i, one in enumerate(series))
+    y = Axis(*_pad(min(values), max(values)), HEIGHT - BOTTOM, TOP)
+    drawn = "".join(_draw(one, i, x, y) for i, one in enumerate(series))
     several = len(series) > 1
     head = f"{escape(panel.title)}<small>{escape(panel.unit)}</small>{'' if several else _last(series[0])}"
     legend = f'<ul class="legend">{"".join(_legend(one, i) for i, one in enumerate(series))}</ul>' if several else ""
@@ -116,7 +116,7 @@ class Axis:
         return [i * step for i in range(first, math.floor(self.high / step + 1e-9) + 1)]
 
 
-def _padded(low: float, high: float) -> tuple[float, float]:
+def _pad(low: float, high: float) -> tuple[float, float]:
     room = (high - low) * 0.06 or abs(high) * 0.1 or 1.0
     return (0.0 if 0 <= low < 0.35 * high else low - room), high + room
 
@@ -137,7 +137,7 @@ def grid(x: Axis, y: Axis) -> str:
     return "".join(lines)
 
 
-def _drawn(one: Series, place: int, x: Axis, y: Axis) -> str:
+def _draw(one: Series, place: int, x: Axis, y: Axis) -> str:
     line = " ".join(f"{x(step):.1f},{y(mean):.1f}" for step, mean, _, _ in one.points)
     upper = [f"{x(step):.1f},{y(high):.1f}" for step, _, _, high in one.points]
     lower = [f"{x(step):.1f},{y(low):.1f}" for step, _, low, _ in reversed(one.points)]

@@ -35,7 +35,8 @@ from nearfar.runs._journal import Journal
 from nearfar.studies import _trace
 from nearfar.train import Config, Moment, fit
 
-__all__ = ["Line", "Trial", "Workers", "attempt", "held_out", "lines", "permuted", "run", "run_folder", "words_of"]
+__all__ = ["Line", "Trial", "Workers", "attempt", "held_out", "lines", "permute_labels", "run", "run_folder",
+           "words_of"]  # fmt: skip
 
 Line = dict[str, Any]
 WRONG_SEED = 77  # with the seed of a run it decides which labels are wrong, the same for every loss
@@ -231,7 +232,7 @@ def _data_of(trial: Trial) -> tuple[DataSet, float]:
         data = held_out(data, trial.held_out, trial.held_classes)
     if not trial.wrong:
         return data, 0.0
-    train = permuted(data.train, trial.wrong, seed=trial.config.training.seed)
+    train = permute_labels(data.train, trial.wrong, seed=trial.config.training.seed)
     return replace(data, train=train), float(np.mean(train.labels != data.train.labels))
 
 
@@ -241,7 +242,7 @@ def held_out(data: DataSet, share: float, patterns: Sequence[str] = ()) -> DataS
     return replace(data, train=train, test=test, gallery=None)
 
 
-def permuted(samples: Samples, share: float, *, seed: int) -> Samples:
+def permute_labels(samples: Samples, share: float, *, seed: int) -> Samples:
     """Permute the labels of a random share of the samples: every class keeps its size."""
     from nearfar.data import Tensors
 
