@@ -18,9 +18,9 @@ from nearfar._utils.checks import check_seed
 from nearfar._utils.memory import check_room, free_memory
 from nearfar._utils.workers import Workers
 from nearfar.data import View, class_disjoint
-from nearfar.distributed.cross_batch_memory import bytes_of
+from nearfar.distributed._cross_batch_memory import bytes_of
 from nearfar.train import fit, parse
-from nearfar.train.dry_run import dry_run
+from nearfar.train._dry_run import dry_run
 
 X, Y = torch.eye(8), torch.arange(8) // 2
 SEEDED = {

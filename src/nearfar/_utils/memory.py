@@ -9,8 +9,6 @@ from pathlib import Path
 
 import torch
 
-__all__ = ["check_room", "free_memory", "size_of"]
-
 MEMINFO = Path("/proc/meminfo")
 GROUPS = (
     ("/sys/fs/cgroup", "memory.max", "memory.current"),

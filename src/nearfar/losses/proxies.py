@@ -95,13 +95,15 @@ class ProxyNCA(Proxies):
 
         mean over rows of  -log( e^{c·s_iy} / Σ_{all classes} e^{c·s_ik} ),  s = -|x - proxy|² of unit vectors
 
-    Algebra: Linear(c) x KL(1) x anchor_sign, one softplus per positive pair, rows against proxies. (The paper leaves
-    the own proxy out of the denominator; like pytorch-metric-learning we keep it, which bounds the loss below by 0.)
+    Algebra: Linear(c) x KL(1) x anchor_sign, one softplus per positive pair, rows against proxies; without the own
+    proxy in the denominator, the two sides are added.
 
     Args:
         classes: how many proxies.
         dim: width of the embedding.
         scale: c.
+        own: keep a row's own proxy in the denominator, as pytorch-metric-learning does, which bounds the loss below by
+            0. False leaves it out, as the paper does (Movshovitz-Attias et al. 2017; Can et al. 2019, section 3).
 
     Relations: equals pytorch-metric-learning's default for equal proxies.
 
@@ -111,10 +113,12 @@ class ProxyNCA(Proxies):
     """
 
     scale: Positive = 1.0
+    own: bool = True
     usual = {"similarity": NegSquaredEuclidean}
 
     def factors(self) -> Factors:  # noqa: D102
-        return class_softmax(Linear(scale=self.scale))
+        factors = class_softmax(Linear(scale=self.scale))
+        return factors if self.own else {**factors, "link": Add()}
 
 
 class ProxyAnchor(Proxies):

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from nearfar._utils.shortcuts import hooked, hooked_globally
 from nearfar._utils.tensors import INTEGERS, weighted
-from nearfar.groups.groupings import Reduction
+from nearfar.groups._groupings import Reduction
 from nearfar.sets import Dual, Mean, UncertaintySet
 from nearfar.similarity import Cosine, Dot, NegEuclidean, NegSquaredEuclidean, Similarity
 
