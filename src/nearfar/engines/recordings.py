@@ -22,14 +22,14 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from nearfar._utils.checkpoint import first_line
 from nearfar._utils.checks import RECENT, capturing
 from nearfar._utils.cuda_graph import record
+from nearfar._utils.files import first_line
 from nearfar._utils.shortcuts import HOOKS, Part, hooked, hooked_globally
 from nearfar._utils.tensors import uses_tf32
 from nearfar.engines.auto import fuses
 from nearfar.engines.plan import Plan
-from nearfar.groups.groupings import Product
+from nearfar.groups._groupings import Product
 from nearfar.sets.base import UncertaintySet
 
 __all__ = ["DEVICES", "PAIRS", "Replays", "call_key", "replayed", "settings", "watched", "widest"]

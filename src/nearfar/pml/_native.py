@@ -21,7 +21,7 @@ from nearfar._utils.shortcuts import hooked, hooked_globally
 from nearfar._utils.tensors import INTEGERS, weighted
 from nearfar.engines import recordings
 from nearfar.engines.recordings import Given, Replays, Run
-from nearfar.groups.groupings import Reduction
+from nearfar.groups._groupings import Reduction
 from nearfar.sets import Dual, Mean, UncertaintySet
 from nearfar.similarity import Cosine, Dot, NegEuclidean, NegSquaredEuclidean, Similarity
 

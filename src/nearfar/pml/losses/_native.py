@@ -12,7 +12,7 @@ from nearfar._utils.tensors import check_embeddings
 from nearfar.engines import dense_value, recordings
 from nearfar.engines.dense import keep
 from nearfar.engines.recordings import PAIRS, settings
-from nearfar.groups.groupings import Product
+from nearfar.groups._groupings import Product
 from nearfar.losses.explanation import Explanation
 from nearfar.losses.robust import Call, RobustLoss
 from nearfar.miners import ScoredPairs

@@ -6,7 +6,7 @@ import torch
 from pytorch_metric_learning import losses, reducers
 from torch import Tensor, nn
 
-from nearfar.groups.triplets import Rule, Triplets, difference, nearest_difference
+from nearfar.groups._triplets import Rule, Triplets, difference, nearest_difference
 from nearfar.losses.robust import RobustLoss
 from nearfar.miners import Miner, ScoredPairs
 from nearfar.pairs import Hinge, PairLoss
