@@ -22,10 +22,10 @@ __all__ = ["BatchHardMiner", "MultiSimilarityMiner", "Native", "PairMarginMiner"
 
 
 class Native:
-    """Mixin placed before a PML miner; `mark` chooses pairs from scores and masks, and `enumerate` lists them."""
+    """Mixin placed before a PML miner; `mark` chooses pairs from scores and masks, and `list_pairs` lists them."""
 
     settings: ClassVar[tuple[str, ...]] = ()
-    """Attributes that `mark` and `enumerate` read."""
+    """Attributes that `mark` and `list_pairs` read."""
 
     # attributes of PML's class
     distance: Any
@@ -45,9 +45,11 @@ class Native:
         """
         return scores, positive, negative
 
-    def enumerate(self, *marks: Tensor) -> Mined:
-        """The index tuple of what `mark` chose."""
-        raise NotImplementedError
+    def list_pairs(self, *marks: Tensor) -> Mined:
+        """The index tuple of what `mark` chose: of two masks, unless a miner says otherwise."""
+        *_, positive, negative = marks
+        indices = (*torch.nonzero(positive, as_tuple=True), *torch.nonzero(negative, as_tuple=True))
+        return Mined(indices, positive, negative)
 
     def forward(
         self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
@@ -73,7 +75,7 @@ class Native:
             found = None if known is None else record(kept, (values, known[2]), _run, self, given)
             finite, *marks = self._marks(*given) if found is None else found
             # comparisons with NaN are false, and PML compares in another order
-            return self.enumerate(*marks) if finite else None
+            return self.list_pairs(*marks) if finite else None
 
     def _marks(self, embeddings: Any, labels: Any, ref_emb: Any, ref_labels: Any) -> Indices:
         """Whether all scores are finite, and the marks."""
@@ -95,7 +97,7 @@ class MultiSimilarityMiner(Native, miners.MultiSimilarityMiner):
         farthest = hidden(scores, positive, math.inf).amin(dim=1, keepdim=True)
         return scores, positive & (scores - self.epsilon < hardest), negative & (scores + self.epsilon > farthest)
 
-    def enumerate(self, *marks: Tensor) -> Mined:
+    def list_pairs(self, *marks: Tensor) -> Mined:
         scores, positive, negative = marks
         a, p = torch.nonzero(positive, as_tuple=True)
         # in PML's order, hardest positives of a row first, because `NPairsLoss` takes the first pair of a class
@@ -112,11 +114,6 @@ class PairMarginMiner(Native, miners.PairMarginMiner):
     def mark(self, scores: Tensor, positive: Tensor, negative: Tensor, sign: int) -> Indices:
         return positive & (scores < sign * self.pos_margin), negative & (scores > sign * self.neg_margin)
 
-    def enumerate(self, *marks: Tensor) -> Mined:
-        positive, negative = marks
-        indices = (*torch.nonzero(positive, as_tuple=True), *torch.nonzero(negative, as_tuple=True))
-        return Mined(indices, positive, negative)
-
 
 class BatchHardMiner(Native, miners.BatchHardMiner):
     """PML's BatchHardMiner."""
@@ -131,7 +128,7 @@ class BatchHardMiner(Native, miners.BatchHardMiner):
         far, near = hidden(scores, positive, math.inf).min(dim=1), hidden(scores, negative).max(dim=1)
         return (far.values < math.inf) & (near.values > -math.inf), far.indices, near.indices
 
-    def enumerate(self, *marks: Tensor) -> Mined:
+    def list_pairs(self, *marks: Tensor) -> Mined:
         anchors, far, near = marks
         (a,) = torch.nonzero(anchors, as_tuple=True)
         return Mined((a, far[a], near[a]))
@@ -142,7 +139,7 @@ class TripletMarginMiner(Native, miners.TripletMarginMiner):
 
     settings = ("margin", "type_of_triplets")
 
-    def enumerate(self, *marks: Tensor) -> Mined:
+    def list_pairs(self, *marks: Tensor) -> Mined:
         scores, positive, negative = marks
         a, p = torch.nonzero(positive, as_tuple=True)
         gap = scores[a, p][:, None] - scores[a]
