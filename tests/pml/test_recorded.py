@@ -84,9 +84,10 @@ def _sorted(pair):
 @pytest.mark.parametrize("loss", LISTED)
 def test_losses_with_miners(device, loss, miner, reference):
     both = Both(device, loss, miner)
-    both(reference=reference)
-    listed = loss == "TripletMarginLoss" and miner in ("BatchHardMiner", "TripletMarginMiner")
-    assert both.recordings == [0 if listed else 1, 1]
+    varies = miner == "TripletMarginMiner" and loss == "TripletMarginLoss"  # in the number of triplets
+    both(3 * CALLS if varies else CALLS, reference=reference)
+    assert both.recordings[0] >= 1
+    assert both.recordings[1] == 1
 
 
 def test_a_setting_changes(device):
@@ -118,10 +119,17 @@ def test_a_learned_boundary(device):
 
 def test_a_fixed_boundary(device):
     both = Both(device, "MarginLoss", beta=0.9)
-    both(2)
+    both()
+    assert both.recordings[0] == 1
+    for one in both.losses:
+        one.beta += 0.1
+    both()
     for one in both.losses:
         one.beta = torch.tensor([1.1])
     both(2)
+    for one in both.losses:
+        one.beta = torch.tensor([1.2], device=device)
+    both()
 
 
 def test_second_derivatives(device):

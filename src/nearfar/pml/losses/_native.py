@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from nearfar._utils.tensors import check_embeddings
 from nearfar.engines import dense_value, recordings
@@ -185,29 +186,36 @@ class Native:
             return self._mined_value(loss, call) if mined else self._dense_value(loss, call, None)
 
     def _mined_value(self, loss: RobustLoss, call: Call) -> Tensor:
-        """The value of an index tuple on a GPU: triplets as they are listed, pairs as measures, by a recording."""
+        """The value of an index tuple on a GPU, by a recording: of measures of pairs, or of a list of triplets."""
         product = loss.product
-        if _lists_triplets(product, call):
-            return self._dense_value(loss, call, None)
-        measures = self._measures(loss, call, call.labels, call.embeddings)
-        given: Any = (call.embeddings, call.labels, call.ref_emb, call.ref_labels, *measures)
+        apart = _lists_triplets(product, call)
+        mined = _pad(call.indices) if apart else self._measures(loss, call, call.labels, call.embeddings)
+        given: Any = (call.embeddings, call.labels, call.ref_emb, call.ref_labels, *mined)
 
         def run(loss: RobustLoss, given: Any) -> Tensor:
-            x, labels, ref_emb, ref_labels, *measures = given
-            return self._dense_value(loss, Call(loss.owner, x, labels, None, ref_emb, ref_labels), (*measures,))
+            x, labels, ref_emb, ref_labels, *mined = given
+            one = Call(loss.owner, x, labels, (*mined[:3],) if apart else None, ref_emb, ref_labels)
+            return self._dense_value(loss, one, (*mined,), mined[3] if apart else None)
 
         key = settings(loss, product.parts, call.embeddings.device)
         value: Tensor | None = None if key is None else record(loss._replays, key, run, loss, given)
         return run(loss, given) if value is None else value
 
-    def _dense_value(self, loss: RobustLoss, call: Call, measures: tuple[Tensor, ...] | None) -> Tensor:
-        """The value from all scores, with as few checks as possible."""
+    def _dense_value(
+        self, loss: RobustLoss, call: Call, measures: tuple[Tensor, ...] | None, counted: Tensor | None = None
+    ) -> Tensor:
+        """The value from all scores, with as few checks as possible; `counted` says which listed triplets count."""
         product, scores = loss.product, self._scores(call)
         if call.indices is not None and product.groups.scope == "sign":
             a, p, b, n = as_pairs(call.indices)
             near, far = product.positive(scores[a, p], +1), product.negative(scores[b, n], -1)
             return (product.over_positive.value(near[None]) + product.over_negative.value(far[None]))[0]
-        return dense_value(product, keep(product, self._pairs(loss, product, call, scores, measures)))
+        pairs = self._pairs(loss, product, call, scores, measures)
+        if counted is None:
+            return dense_value(product, keep(product, pairs))
+        (problem,) = product.groups.split(product, pairs)
+        problem = replace(problem, measure=problem.measure & counted)
+        return product.groups.join(product, pairs, (problem,), (problem.value(),))
 
     def _scores(self, call: Call) -> Tensor:
         """The scores [n, m], computed with PML's distance."""
@@ -253,6 +261,14 @@ class Native:
 def _lists_triplets(product: Product, call: Call) -> bool:
     """Whether an index tuple lists triplets, and the loss takes them one by one."""
     return call.indices is not None and len(call.indices) == 3 and product.groups.takes_triplets
+
+
+def _pad(triplets: Any) -> tuple[Tensor, ...]:
+    """A list of triplets, filled up to a power of two, of which there are few, and a mask of those that count."""
+    have = len(triplets[0])
+    length = 1 << max(have - 1, 15).bit_length()
+    counted = torch.arange(length, device=triplets[0].device) < have
+    return *(pad(each, (0, length - have)) for each in triplets), counted
 
 
 def _several(indices: Any) -> bool:

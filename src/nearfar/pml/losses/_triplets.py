@@ -42,16 +42,16 @@ class TripletMarginLoss(Native, losses.TripletMarginLoss):
 class Boundary(PairLoss):
     """A hinge l = [m + sign·(λ - s)]₊ around the boundary λ of a `MarginLoss`, which it shares."""
 
-    def __init__(self, margin: float, beta: Tensor, known: Setup) -> None:
+    def __init__(self, margin: float, beta: Tensor | float, known: Setup) -> None:
         super().__init__()
         self.margin, self.inverted = margin, known.inverted
-        if isinstance(beta, nn.Parameter):
-            self.beta: Tensor = beta
-        else:
+        if isinstance(beta, Tensor) and not isinstance(beta, nn.Parameter):
             self.register_buffer("beta", beta)
+        else:
+            self.beta = beta
 
     def forward(self, s: Tensor, sign: int) -> Tensor:
-        beta = self.beta.to(s)
+        beta = self.beta.to(s) if isinstance(self.beta, Tensor) else self.beta
         return torch.relu(self.margin + sign * ((beta if self.inverted else -beta) - s))
 
 
@@ -79,9 +79,10 @@ class MarginLoss(Native, losses.MarginLoss):
         return len(self.beta)
 
     @property
-    def boundary(self) -> int:
-        """Which tensor holds the boundary: users may replace it."""
-        return id(self.beta)
+    def boundary(self) -> float:
+        """The boundary, or which tensor holds it if it is learned or on a GPU; users may replace or change it."""
+        fixed = not self.learn_beta and self.boundaries == 1 and self.beta.device.type == "cpu"
+        return float(self.beta) if fixed else id(self.beta)
 
     def recipe(self, known: Setup) -> RobustLoss | None:
         priced = self.learn_beta and self.nu
@@ -90,11 +91,9 @@ class MarginLoss(Native, losses.MarginLoss):
         if known.reducer is reducers.AvgNonZeroReducer:  # over triplets, which are not formed here
             return None
         return RobustLoss(
-            pair=Boundary(self.margin, self.beta, known),
+            pair=Boundary(self.margin, self.boundary if isinstance(self.boundary, float) else self.beta, known),
             over=known.over,
             groups="batch" if known.reducer is reducers.DivisorReducer else "sign",
             similarity=known.similarity,
             miner=PerTriplet(),
-            # a boundary that is not learned may lie on another device, where a recording cannot read it
-            engine="auto" if self.learn_beta else "dense",
         )
