@@ -158,7 +158,7 @@ def _methods(kind: type[object]) -> frozenset[str]:
 
 
 def check_part(owner: str, name: str, value: object, kind: type[object], such_as: str) -> None:
-    """Require an object of a family of parts, not its name and not its class."""
+    """Require an instance of `kind`; the error shows how to make one (`such_as`) if a name or a class was given."""
     if isinstance(value, kind):
         return
     came = repr(value) if value is None or isinstance(value, str | int | float) else f"a {type(value).__name__}"

@@ -122,7 +122,7 @@ def table_file(labels: str | None, folder: Path) -> Path | None:
 
 
 def _default_rule(folder: Path, shards: Sequence[Path]) -> str:
-    """The suffix or key of the labels in the first sample, out of the usual ones."""
+    """Where the first sample has its label, if at a usual place: in its .cls file, or under a key of its .json."""
     first = next((entries for shard in shards for _, entries, _ in _samples(shard)), None)
     if first is None:
         raise _empty(shards)

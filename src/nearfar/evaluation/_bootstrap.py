@@ -101,7 +101,7 @@ def intervals(
 
 
 def _tail(tail: float, units: int) -> float:
-    """The expanded percentile for a tail probability."""
+    """The percentile to read for a tail probability: farther out for few units, whose bootstrap is too narrow."""
     from scipy.special import ndtr, stdtrit
 
     return float(ndtr(np.sqrt(units / (units - 1)) * stdtrit(units - 1, tail)))

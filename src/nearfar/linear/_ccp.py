@@ -121,7 +121,7 @@ def ccp_step(objective: Objective, anchor: Tensor, *, gap: float = 1e-6, inner: 
     """Take a CCP step A₊ ≈ argmin f(A) + Σ wᵢ|(A - A_k)vᵢ|², by L-BFGS from A_k until m(A₊) - dual ≤ gap·m(A₊).
 
     The fixed-point iteration A = A_k C P(A)⁻¹ of the optimality condition diverges without damping. The hinge is
-    approached by lowering μ from a tenth of f(A_k); each temperature is solved as accurately as it bounds the hinge.
+    approached by lowering μ from a tenth of f(A_k), each temperature solved as accurately as it approximates the hinge.
     """
     if objective.mu:
         A, spent = _minimize(objective, anchor, anchor, gap, inner)

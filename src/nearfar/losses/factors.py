@@ -169,7 +169,7 @@ def _given(loss: Any) -> dict[int, Any]:
 
 
 def _make(loss: Any, old: CachedProduct | None) -> Product:
-    """Make the product of a loss; parts that the loss makes itself are marked, and keep their earlier parameters."""
+    """Make the product of a loss; parts that are not settings keep the parameters of those in the `old` product."""
     usual = Factors(groups="batch", link=None, miner=None, reduction="mean", members="negative")
     own: Any = {
         name: loss.setting(name) for name in ("miner", "similarity", "reduction") if name in type(loss).settings

@@ -59,7 +59,7 @@ class SupCon(Recipe):
 
         mean over anchors of  log Σ_{all k} e^{s_ik/τ} - mean_{P_i} s_ij/τ
 
-    Khosla et al..
+    Khosla et al. 2020.
 
     Algebra: Linear(1/τ) x Mean on the positive side, Identity(1/τ) x KL(1) over everyone on the other, x anchor_sign,
     added, on cosine. "Mean of logarithms" needs no special case: the logarithm of the denominator is the same for all.

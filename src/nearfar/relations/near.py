@@ -62,8 +62,8 @@ def meetings(rows: tuple[Tensor, ...], cols: tuple[Tensor, ...], shape: tuple[in
     """Flat indices i·m + j of the pairs with a common label, once per common label; None if there are too many.
 
     Args:
-        rows: [a] row indices, and a label [a] that each of these rows has.
-        cols: [b] column indices, and likewise labels [b].
+        rows: row indices [a] and a label [a] of each; a row occurs once per label.
+        cols: column indices [b] and a label [b] of each.
         shape: (n, m).
     """
     (row, mine), (col, theirs) = rows, cols

@@ -64,7 +64,8 @@ def reproduce(folder: str | Path, *, steps: int | None = None, **options: Unpack
     Args:
         folder: the folder for dro-DATA.json, dro-DATA-*.png and the lines of all runs.
         steps: steps of each run; None: 1000. Larger batches thus see more samples.
-        **options: data, seeds and how to train, see `nearfar.studies._training.Options`.
+        **options: `data`, `path`, `seeds`, `jobs`, `quick`, `seconds`, `precision`, `weights` and `changes`, as in
+            `nearfar reproduce`; changes are sections of the configuration that replace the usual keys.
 
     Returns:
         The content of dro-DATA.json.

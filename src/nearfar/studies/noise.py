@@ -48,8 +48,9 @@ def reproduce(folder: str | Path, *, steps: int | None = None, **options: Unpack
     Args:
         folder: the folder for noise-DATA.json, noise-DATA.png and the lines of all runs.
         steps: steps of each run; None: 1000.
-        **options: data, seeds and how to train, see `nearfar.studies._training.Options`. Each seed has wrong labels of
-            its own, the same for every loss.
+        **options: `data`, `path`, `seeds`, `jobs`, `quick`, `seconds`, `precision`, `weights` and `changes`, as in
+            `nearfar reproduce`; changes are sections of the configuration that replace the usual keys. Each seed has
+            wrong labels of its own, the same for every loss.
 
     Returns:
         The content of noise-DATA.json.

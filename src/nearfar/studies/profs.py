@@ -72,7 +72,8 @@ def reproduce(
         folder: the folder for profs-DATA.json, profs-DATA-*.png and the lines of all runs.
         steps: steps of each run; None: two whole cycles, in which every sample is a representative at least twice.
         parts: "table" (Table 1) and "lengths" (Figure 1), or one of them.
-        **options: data, seeds and how to train, see `nearfar.studies._training.Options`.
+        **options: `data`, `path`, `seeds`, `jobs`, `quick`, `seconds`, `precision`, `weights` and `changes`, as in
+            `nearfar reproduce`; changes are sections of the configuration that replace the usual keys.
 
     Returns:
         The content of profs-DATA.json.

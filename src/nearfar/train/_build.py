@@ -146,7 +146,7 @@ def build_model(config: Config, given: Input, *, fresh: bool = True) -> tuple[An
 
 
 def _check_train_size(model: Any, name: str, given: Input) -> None:
-    """Refuse a training size other than evaluation's if the head depends on it, as without pooled feature maps."""
+    """Refuse a training size that differs from that of evaluation if the network does not pool its feature maps."""
     (*rest, side), size = given.shape, given.data.train_size
     if size in (None, side) or given.transform not in transforms.CROPS:
         return

@@ -73,7 +73,7 @@ def _inputs(params: Mapping[str, Any], paths: Set[str]) -> Iterator[Path]:
 
 
 def check_apart(outputs: Mapping[str, Path], inputs: Iterable[Path]) -> None:
-    """Refuse outputs that are an input, a file of an input folder, or one another.
+    """Refuse an output that is also an input or another output, or that lies in an input folder.
 
     Symbolic and hard links are followed. In an input folder, pages may be overwritten; in a run folder, everything
     except the run's own files.
