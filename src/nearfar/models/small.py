@@ -12,7 +12,7 @@ LAYERS = ((32, 5), (64, 3), (128, 3))
 
 
 class Small(nn.Sequential):
-    """Layers run in channels-last memory format, which is a quarter faster on a CPU; weights keep the usual layout."""
+    """The network `small`, run in channels-last memory format, a quarter faster on a CPU; weights keep their layout."""
 
     def forward(self, x: Tensor) -> Tensor:  # noqa: D102
         x = x.contiguous(memory_format=torch.channels_last)
