@@ -118,24 +118,25 @@ def pictures_of(source: Path) -> Mapping[str, Any] | None:
 
 
 COMMANDS = (
-    losses,
-    report,
+    training.demo,
+    training.train,
+    training.config,
+    training.recommend,
+    tune.tune,
     evaluation.evaluate,
     evaluation.compare,
+    report,
+    diagnosis.diagnose,
     embedding.embed,
     search.index,
     search.search,
     serving.serve,
     exporting.export,
-    training.recommend,
-    training.demo,
-    training.train,
-    training.config,
-    tune.tune,
-    diagnosis.diagnose,
-    reproduction.reproduce,
+    losses,
     bench.bench,
+    reproduction.reproduce,
 )
+"""In the order of `nearfar --help`: train, judge, use, and the library's own."""
 for command in COMMANDS:
     takes_keys = "words" in inspect.signature(command).parameters
     app.command(cls=Command, context_settings=training.KEYS if takes_keys else None)(command)

@@ -26,22 +26,22 @@ def bench(
         typer.Option(help="A loss or miner; can be repeated. Default: a selection.", autocompletion=loss_names),
     ] = None,
     sizes: Annotated[
-        str | None, typer.Option(help="Batch sizes, comma-separated. Default: 128 to 8192, on a GPU 1048576.")
+        str | None, typer.Option(help="Batch sizes, comma-separated. Default: 128 to 8192; on a GPU up to 1048576.")
     ] = None,
-    width: Annotated[int | None, typer.Option(help="Width of embeddings. Default: 128, GPU 512.", min=1)] = None,
+    width: Annotated[int | None, typer.Option(help="Width of embeddings. Default: 128; on a GPU 512.", min=1)] = None,
     threads: Annotated[int, typer.Option(help="Number of CPU threads that PyTorch uses.", min=1)] = 1,
     device: Annotated[str, typer.Option(help="Device: cpu or cuda.")] = "cpu",
-    engines: Annotated[str | None, typer.Option(help="Engines, comma-separated. Default: auto, GPU all.")] = None,
+    engines: Annotated[str | None, typer.Option(help="Engines, comma-separated. Default: auto; on a GPU all.")] = None,
     precision: Annotated[
         str | None,
-        typer.Option(help="float32, tf32, bf16, fp16, comma-separated. Default: float32, on a GPU float32,bf16."),
+        typer.Option(help="float32, tf32, bf16, fp16, comma-separated. Default: float32; on a GPU float32,bf16."),
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for bench.json, bench.md and bench.png.")] = Path("nearfar-bench"),
-    quick: Annotated[bool, typer.Option(help="Small batches and few rounds: seconds, not minutes.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Small batches and few rounds: seconds, not minutes.")] = False,
     seconds: Annotated[float | None, typer.Option(help="Time limit in seconds.", min=0)] = None,
-    resume: Annotated[bool, typer.Option(help="Continue the bench.json in the output folder.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the bench.json in the output folder.")] = False,
 ) -> None:
-    """Measure time and memory of the losses, compared with pytorch-metric-learning and the two-product limit."""
+    """Measure time and memory of the losses, compared with pytorch-metric-learning and with two matrix products."""
     from nearfar.bench import write
 
     more = {"losses": tuple(loss or ()), "threads": threads, "seconds": seconds}

@@ -75,7 +75,7 @@ def embed(
 
     After an interruption, run the same command again to continue, with any number of processes.
 
-    A folder of vectors is mapped into memory, and may be larger than the memory.
+    A folder (.vectors) is memory-mapped when it is read, so it may be larger than the memory.
 
     Networks of runs and of `nearfar export` define their preprocessing. Other models get glyphs as 1 x 32 x 32 and
     images as 3 x size x size, both in 0..1, and the x of an .npz file as float32.

@@ -22,7 +22,9 @@ __all__ = ["compare", "evaluate"]
 
 Source = Annotated[Path, typer.Argument(metavar="VECTORS|RUN", help="A vectors.npz, or a run folder.")]
 Similarity = Annotated[str, typer.Option(help="Similarity: cosine, dot or euclidean.")]
-Ties = Annotated[str, typer.Option(help="Of equal scores, the first by position (place) or a correct one (favorable).")]
+Ties = Annotated[
+    str, typer.Option(help="Order of equal scores: by position (place), or correct ones first (favorable).")
+]
 Unit = Annotated[str, typer.Option(help="Unit of the bootstrap: class (for unseen classes) or query.")]
 Seed = Annotated[int, typer.Option(help="Seed of the bootstrap and of k-means.")]
 
@@ -147,7 +149,7 @@ def compare(
     seed: Seed = 0,
     processes: Processes = None,
 ) -> None:
-    """Compare two spaces: whether B is better than A, worse, or cannot be told from it.
+    """Compare two embedding spaces: is B better than A, worse, or not distinguishable from it?
 
     This is a paired bootstrap over classes (or queries). Both spaces must hold the same samples in the same order.
     """

@@ -32,7 +32,7 @@ def reproduce(
     seconds: Annotated[float | None, typer.Option(help="Time limit; run again to continue.")] = None,
     precision: Annotated[str | None, typer.Option(help="float32, bf16, fp16 or float64. Default: by device.")] = None,
     weights: Annotated[Path | None, typer.Option(help="File with weights of the network's trunk.")] = None,
-    quick: Annotated[bool, typer.Option(help="Fewer repetitions, for a first look.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer repetitions, for a first look.")] = False,
 ) -> None:
     """Reproduce a paper's figures and check its claims."""
     from importlib import import_module

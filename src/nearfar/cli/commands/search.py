@@ -55,7 +55,7 @@ def index(
     recall: Annotated[float, typer.Option(help="Folder: the measured recall@10 that a search should reach.")] = 0.95,
     chunk: Annotated[int | None, typer.Option(min=1, help="Folder: vectors in a part (hnsw: in a graph).")] = None,
     threads: Annotated[
-        int, typer.Option(min=1, help="hnsw in a folder: number of threads; more than one give varying graphs.")
+        int, typer.Option(min=1, help="hnsw in a folder: number of threads; with several, graphs vary.")
     ] = 1,
     model: Annotated[
         Path | None,

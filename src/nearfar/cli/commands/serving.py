@@ -34,8 +34,8 @@ def serve(
         int | None,
         typer.Option(
             min=0,
-            help="Largest number of connections from one address; 0 for no limit, as behind a proxy.",
-            show_default="64; on loopback 0",
+            help="Largest number of connections from one address; 0 for no limit, as behind a proxy. Default: 64; on "
+            "loopback 0.",
         ),
     ] = None,
     workers: Annotated[int, typer.Option(min=1, help="Number of concurrent searches.")] = 2,

@@ -239,7 +239,7 @@ def recommend(
     name: Annotated[str, typer.Argument(metavar="DATA", help="Name of the data set, such as folder, manifest or cub.")],
     path: Annotated[Path | None, typer.Option(help="Path of the data.")] = None,
     batch_size: Annotated[
-        int | None, typer.Option(help="Largest batch that fits the network. Default: 128, for photographs 80.", min=4)
+        int | None, typer.Option(help="Largest batch that fits into memory. Default: 128; for photographs 80.", min=4)
     ] = None,
     memory: Annotated[float, typer.Option(help="Memory that the loss may use, in gigabytes.")] = 8.0,
 ) -> None:
