@@ -396,7 +396,7 @@ def test_without_faiss_one_sentence(built, tmp_path, monkeypatch):
     [
         ({"kind": "ivfpqq"}, "did you mean 'ivfpq'"),
         ({"similarity": "cosin"}, "did you mean 'cosine'"),
-        ({"kind": "hnsw", "similarity": "dot"}, "asks for a distance"),
+        ({"kind": "hnsw", "similarity": "dot"}, "compares distances"),
         ({"code_bytes": 3}, "must divide the width 8"),
         ({"rerank": -1}, "rerank"),
         ({"recall": 1.5}, "recall must lie in"),

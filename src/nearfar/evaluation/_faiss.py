@@ -100,7 +100,7 @@ def check_settings(owner: str, kind: str, similarity: str, kinds: Sequence[Kind]
     check_choice(owner, "kind", kind, kinds)
     if kind == "hnsw" and similarity == "dot":
         raise ValueError(
-            f"{owner}: kind='hnsw' needs similarity='cosine' or 'euclidean', since its graph asks for a distance."
+            f"{owner}: kind='hnsw' needs similarity='cosine' or 'euclidean', since its graph compares distances."
         )
 
 

@@ -182,7 +182,7 @@ def image_reader(images: Any, names: Sequence[str], *, outside: bool = False) ->
         folder = Path(images)
         if not folder.is_dir():
             raise FileNotFoundError(
-                f"report: images must be a folder, a mapping, an array, a list or a function; {folder} is none."
+                f"report: images must be a folder, a mapping, an array, a list or a function; {folder} is no folder."
             )
         allow = "pass --outside (outside=True)"
         return lambda row: inside("report", folder, (names[row],), outside=outside, switch=allow)[0]

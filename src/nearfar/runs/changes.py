@@ -33,7 +33,7 @@ def check_resumable(before: Mapping[str, Any], now: Config, step: int) -> None:
     Raises:
         ValueError: a key differs that may not change, or that comes too late.
     """
-    _check(before, now, lambda name: name not in MAY_CHANGE, f"may change in a resumed run are {', '.join(MAY_CHANGE)}")
+    _check(before, now, lambda name: name not in MAY_CHANGE, f"a resumed run may change {', '.join(MAY_CHANGE)}")
     if now.training.steps < step:
         raise ValueError(
             f"train: training.steps is {now.training.steps:,}, but the run has taken {step:,} steps already; leave it "
@@ -52,7 +52,7 @@ def check_network(before: Mapping[str, Any], now: Config) -> None:
         ValueError: a key of the network differs.
     """
     which = [name for name in flat(to_tree(now)) if name.startswith("model.") and name not in INITIALIZATION]
-    _check(before, now, lambda name: name in (*which, "training.precision"), "may change are keys outside model")
+    _check(before, now, lambda name: name in (*which, "training.precision"), "only keys outside model may change")
 
 
 def _check(before: Mapping[str, Any], now: Config, fixed: Callable[[str], bool], rule: str) -> None:
@@ -61,7 +61,7 @@ def _check(before: Mapping[str, Any], now: Config, fixed: Callable[[str], bool],
     if others:
         words = "; ".join(f"{name} was {_word(then.get(name))} and is now {_word(today.get(name))}" for name in others)
         raise ValueError(
-            f"train: the checkpoint is of another configuration: {words}; put it back (what {rule}), or train anew."
+            f"train: the checkpoint is of another configuration: {words}; put it back, or train anew ({rule})."
         )
 
 
