@@ -149,7 +149,7 @@ def compare(
     seed: Seed = 0,
     processes: Processes = None,
 ) -> None:
-    """Compare two embedding spaces: is B better than A, worse, or not distinguishable from it?
+    """Compare two embedding spaces: whether B is better than A, worse, or not distinguishable from it.
 
     This is a paired bootstrap over classes (or queries). Both spaces must hold the same samples in the same order.
     """
