@@ -47,11 +47,13 @@ def hit(number):
         with open({current!r}, encoding="utf-8") as file:
             test = file.read() + " (setup)"
     if (number, test) not in seen:
-        seen.add((number, test))
         line = f"{{number}}\\t{{test}}\\n"
         file = os.open({hits!r}, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         try:
             os.write(file, line.encode())
+            seen.add((number, test))
+        except OSError:  # a test that allows no large files: what it reaches later counts
+            pass
         finally:
             os.close(file)
 """
