@@ -12,8 +12,8 @@ from rich.console import Console
 from runs import config, journal, tiny, weights
 
 from nearfar.data import DataSet, Tensors
-from nearfar.doctor import _callback as callback
 from nearfar.doctor import Thresholds, diagnose_run, prescribe
+from nearfar.doctor import _callback as callback
 from nearfar.doctor._looks import Look, judge
 from nearfar.doctor._remedies import Patient
 from nearfar.runs import _parts as parts

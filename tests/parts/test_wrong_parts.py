@@ -51,7 +51,7 @@ def test_what_came_is_named():
         return str(error.value)
 
     assert said(pair="logistic") == "DroKL: pair must be a PairLoss, such as nf.pairs.Hinge(), but came as 'logistic'."
-    with pytest.raises(TypeError, match=r"^MultiSimilarity: miner must be .*, such as nf\.miners\.Hard\(\) or a number, but"):
+    with pytest.raises(TypeError, match=r"^MultiSimilarity: miner .* nf\.miners\.Hard\(\) or a number, but"):
         L.MultiSimilarity(miner="hard")
     assert said(pair=P.Hinge) == (
         "DroKL: pair must be a PairLoss, such as nf.pairs.Hinge(), but came as the class Hinge, which must be called "

@@ -50,6 +50,12 @@ def test_where_values_cannot_be_read_a_nan_shows(row, unread):
             assert not torch.isfinite(row.loss()(broken, labels)), i
 
 
+@rows
+def test_labels_that_are_missing_are_an_error(row):
+    with pytest.raises(ValueError, match=rf"^{row.name}: labels are missing; pass a 1-D integer tensor"):
+        row.loss()(torch.randn(10, DIM, dtype=torch.float64), None)
+
+
 # ---------------------------------------------------------------- nothing to learn from
 
 ONE, TWO = np.zeros(10, dtype=np.int64), np.arange(10) % 2
