@@ -186,6 +186,9 @@ def test_imbalance_is_a_note():
     found = diagnose(x, sizes)
     assert severity(found, "imbalance") == "note"
     assert "alone" in str(diagnose(blobs(), torch.arange(400)).findings)
+    for lone, told in ((80, False), (82, True)):  # of 400
+        y = torch.cat([torch.arange(lone), lone + torch.arange(400 - lone) // 2])
+        assert (f"{lone} of 400 rows are alone" in str(diagnose(blobs(), y).findings)) == told
 
 
 def test_thresholds_may_be_moved():

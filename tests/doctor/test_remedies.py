@@ -210,6 +210,8 @@ def test_over_fitting_is_named():
 def test_only_slow_is_said_only_where_more_could_help():
     rising = [look(0, 0.4), *losses(0.5, 0.01), look(200, 0.8), *held_out(0.5, 0.6, 0.7)]
     assert severities(rising) == {"only slow": "note"}
+    (found,) = diagnose_journal(rising, config=config()).findings
+    assert found.flags == (("training.steps", "400"),)
     assert severities([*losses(0.5, 0.01)]) == {"only slow": "note"}
     assert severities([look(0, 0.4), *losses(0.5, 0.01), look(200, 1.0)]) == {}  # all is learnt, nobody else is asked
     assert severities([*losses(0.5, 1e-6)]) == {}  # a loss of .0000

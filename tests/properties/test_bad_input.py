@@ -98,6 +98,8 @@ def test_a_batch_with_nothing_to_learn_from_is_a_zero_that_keeps_the_graph_and_w
         assert [w.category for w in caught] == [nf.DegenerateBatchWarning]
         assert str(caught[0].message).startswith(f"{row.name}: this batch has nothing to learn from, because")
         assert reason in str(caught[0].message)
+        with pytest.warns(nf.DegenerateBatchWarning, match=reason):
+            row.loss().explain(embeddings, labels)
     else:
         assert not caught
         wanted = row.oracle(embeddings.detach().numpy(), y, **({"l2": 0} if row.name == "NPair" else {}))
