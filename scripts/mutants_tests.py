@@ -212,7 +212,16 @@ def _inside(copy: Copy, files: Sequence[str], plugin: _Plugin, first: bool, inte
         sys.dont_write_bytecode = False
         sys.path.insert(0, str(copy.source))
         os.chdir(ROOT)
-        words = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", f"--basetemp={copy.folder / 'tmp'}"]
+        words = [
+            "-q",
+            "-c",
+            str(ROOT / "pyproject.toml"),
+            "-p",
+            "no:cacheprovider",
+            "-p",
+            "no:xdist",
+            f"--basetemp={copy.folder / 'tmp'}",
+        ]
         code = int(pytest.main([*words, *(["-x"] if first else []), *files], plugins=[plugin]))
     except BaseException:
         traceback.print_exc()

@@ -9,6 +9,7 @@ from processes import together
 from torch.testing import assert_close
 
 import nearfar as nf
+from nearfar.engines import auto
 from nearfar.relations import layout
 
 L, S, P, R = nf.losses, nf.sets, nf.pairs, nf.Relation
@@ -165,3 +166,16 @@ def test_triplets_with_representatives_take_the_operators(monkeypatch):
     marks = torch.arange(12) < 4
     relation = R.from_labels(torch.arange(12) % 4, representatives=marks)
     equal_dense(lambda: L.Triplet(mining="all"), rows(12), relation)
+
+
+def test_columns_of_references_need_no_generic_strips(monkeypatch):
+    """The values of columns are folds of the transposed pairs."""
+
+    def refuse(*given):
+        raise AssertionError("the operators refused")
+
+    monkeypatch.setattr(auto.Way, "_strips", refuse)
+    y = torch.arange(40) % 7
+    more = {"ref_emb": rows(30, seed=1), "ref_labels": y[:30]}
+    dense, tiled = (L.LiftedStructure(engine=engine)(rows(40), y, **more) for engine in ("dense", "tiled"))
+    assert_close(tiled, dense)
