@@ -212,16 +212,8 @@ def _inside(copy: Copy, files: Sequence[str], plugin: _Plugin, first: bool, inte
         sys.dont_write_bytecode = False
         sys.path.insert(0, str(copy.source))
         os.chdir(ROOT)
-        words = [
-            "-q",
-            "-c",
-            str(ROOT / "pyproject.toml"),
-            "-p",
-            "no:cacheprovider",
-            "-p",
-            "no:xdist",
-            f"--basetemp={copy.folder / 'tmp'}",
-        ]
+        words = ["-q", "-c", str(ROOT / "pyproject.toml"), f"--basetemp={copy.folder / 'tmp'}"]
+        words += ["-p", "no:cacheprovider", "-p", "no:xdist"]
         code = int(pytest.main([*words, *(["-x"] if first else []), *files], plugins=[plugin]))
     except BaseException:
         traceback.print_exc()

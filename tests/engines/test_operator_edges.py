@@ -179,3 +179,11 @@ def test_columns_of_references_need_no_generic_strips(monkeypatch):
     more = {"ref_emb": rows(30, seed=1), "ref_labels": y[:30]}
     dense, tiled = (L.LiftedStructure(engine=engine)(rows(40), y, **more) for engine in ("dense", "tiled"))
     assert_close(tiled, dense)
+
+
+@pytest.mark.parametrize("over", [S.Mean(), S.KL(0.3)])
+@pytest.mark.parametrize("engine", ["dense", "tiled"])
+def test_a_row_without_any_pair_teaches_nothing(over, engine):
+    loss = nf.RobustLoss(pair=P.Hinge(), over=over, groups="anchor", engine=engine)
+    with pytest.warns(nf.DegenerateBatchWarning, match="nothing to learn from"):
+        assert loss(rows(1), torch.zeros(1, dtype=torch.int64)) == 0
