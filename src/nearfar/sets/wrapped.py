@@ -14,7 +14,7 @@ from nearfar._utils.tensors import hidden, over, total, weighted
 from nearfar.sets.base import Fold, UncertaintySet
 from nearfar.sets.counts import changed
 from nearfar.sets.entropic import KL, KLStream
-from nearfar.sets.stream import Cap, Dual, Orders, Stream
+from nearfar.sets.stream import Cap, Dual, Orders, Stream, Sums
 
 __all__ = ["CalibratedKL", "DetachedWeights", "PowerWeights", "Sampled", "draw"]
 
@@ -139,7 +139,7 @@ class PowerWeights(UncertaintySet, swift=True):
     exact_gradient = False
 
     def stream(self, groups: int, like: Tensor, orders: Orders = 1, cap: Cap | None = None) -> Stream:  # noqa: D102
-        return _PowerStream(self, groups, like, orders, cap, gamma=1.0)
+        return _PowerStream(self, groups, like, orders, cap)
 
     def _dual(self, l: Tensor, w: Tensor, mass: Tensor) -> Dual:
         return SOFTMAX._dual(self._height(l), w, mass)
@@ -156,10 +156,10 @@ class _PowerStream(KLStream):
     """Stream of `PowerWeights`: the softmax weights of b·log(1 + l/a)."""
 
     over: PowerWeights
-    constant = True
+    constant, gamma = True, 1.0
 
-    def _add(self, l: Tensor, w: Tensor) -> None:
-        super()._add(self.over._height(l), w)
+    def _reduce(self, l: Tensor, w: Tensor) -> Sums:
+        return super()._reduce(self.over._height(l), w)
 
 
 @dataclass(frozen=True, eq=False)
