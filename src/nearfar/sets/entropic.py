@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -15,7 +14,7 @@ from nearfar._utils.tensors import centered, hidden, log_of, over, total, weight
 from nearfar.sets.base import Fold, UncertaintySet
 from nearfar.sets.stream import Cap, Dual, Orders, Stream, Sums
 
-__all__ = ["KL", "LOWEST", "KLStream", "gentle", "log_average", "log_mean", "log_partition"]
+__all__ = ["KL", "LOWEST", "gentle", "log_average", "log_mean", "log_partition"]
 
 LOWEST = {torch.float64: -600.0, torch.float32: -60.0}
 """Smallest exponents: exp of lower ones is subnormal, which is thirty times slower on a processor."""
@@ -97,7 +96,7 @@ class KL(UncertaintySet, swift=True):
         return replace(self, gamma=1.0) if self.gamma is unit else None
 
     def stream(self, groups: int, like: Tensor, orders: Orders = 1, cap: Cap | None = None) -> Stream:  # noqa: D102
-        return KLStream(self, groups, like, orders, cap)
+        return _KLStream(self, groups, like, orders, cap)
 
     def _dual(self, l: Tensor, w: Tensor, mass: Tensor) -> Dual:
         top, z = centered(l, w, mass)
@@ -115,18 +114,15 @@ class KL(UncertaintySet, swift=True):
         return top + self.gamma * log_average(z, w, self.gamma, mass)
 
 
-class KLStream(Stream):
+class _KLStream(Stream):
     """Stream of `KL`: the largest loss `top`, Σ w e^{(l - top)/γ}, Σ w (e^{(l - top)/γ} - 1), and Σ w."""
 
-    @property
-    def gamma(self) -> float:
-        """γ, a number: strips leave a learned one to autograd."""
-        return cast("float", self.over.gamma)
+    over: KL
 
     def _reduce(self, l: Tensor, w: Tensor) -> Sums:
         l = hidden(l, w)
         top = l.amax(dim=1)
-        z = (l - torch.where(top == -math.inf, 0.0, top)[:, None]) / self.gamma
+        z = (l - torch.where(top == -math.inf, 0.0, top)[:, None]) / self.over.gamma
         sums = (weighted(x, w).sum(dim=1).double() for x in (gentle(z), torch.expm1(z)))
         return top, *sums, total(w, self.size)
 
@@ -138,14 +134,13 @@ class KLStream(Stream):
     def _lift(self, sums: Sums, top: Tensor) -> tuple[Tensor, Tensor]:
         """The two sums relative to a larger maximum [g]."""
         old, norm, rise, size = sums
-        down = (old.double() - torch.where(top == -math.inf, 0.0, top).double()) / self.gamma
+        down = (old.double() - torch.where(top == -math.inf, 0.0, top).double()) / self.over.gamma
         return norm * torch.exp(down), rise * torch.exp(down) + size * torch.expm1(down)
 
     def _turn(self, *sums: Tensor) -> bool:
         top, norm, rise, _ = sums
         level, dtype = torch.where(self.size == 0, 0.0, top), self.like.dtype
-        self.dual = level + (self.gamma * log_of(norm)).to(dtype), level, norm.to(dtype)
-        if not self.constant:
-            log = log_mean(norm.log(), rise, self.size) if self.over.normalized else norm.log()
-            self._value = top.double() + self.gamma * log
+        self.dual = level + (self.over.gamma * log_of(norm)).to(dtype), level, norm.to(dtype)
+        log = log_mean(norm.log(), rise, self.size) if self.over.normalized else norm.log()
+        self._value = top.double() + self.over.gamma * log
         return False
