@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves
 
 import nearfar as nf
 from nearfar.engines import auto, listed_scores, lists
-from nearfar.groups import groupings
+from nearfar.groups import _groupings as groupings
 from nearfar.links import Add
 from nearfar.losses import robust
 from nearfar.miners import present
@@ -20,7 +20,7 @@ L = nf.losses
 TAKING = [row for row in ROWS if not row.composed]
 CLOSE = {"atol": 1e-10, "rtol": 1e-10}
 WAYS = {"rows": 0, "matrix": 10**9}
-"""What a pair costs by itself: nothing, or so much that triplets are scored by a matrix, and pairs are dense."""
+"""What a pair costs by itself: nothing, or too much."""
 rows = pytest.mark.parametrize("row", TAKING, ids=lambda row: row.id)
 
 
@@ -61,6 +61,13 @@ def taken(loss, engine, *arguments, **more):
     return value.detach(), *(torch.zeros_like(x) if g is None else g for x, g in zip(leaves, found, strict=True))
 
 
+def choose(way, monkeypatch):
+    monkeypatch.setattr(listed_scores, "DEAR", WAYS[way])
+    monkeypatch.setattr(listed_scores, "CHUNK", 20)
+    for name in ("MOST", "SMALL"):
+        monkeypatch.setattr(lists, name, 0)
+
+
 @pytest.fixture
 def served(monkeypatch):
     """How many calls were evaluated as lists."""
@@ -85,12 +92,6 @@ def same(loss, served, *arguments, **more):
     return len(served) - before
 
 
-def lists_of(loss, way, indices):
-    """How many of the two calls of `same` are evaluated as lists."""
-    direct = len(indices) == 3 and loss.product.groups.takes_triplets
-    return 2 if way == "rows" or direct or not any(map(len, indices)) else 0
-
-
 CALLS = {
     "pairs": lambda e, y: (e, y, pairs()),
     "other pairs": lambda e, y: (e, y, pairs(3)),
@@ -110,15 +111,13 @@ CALLS = {
 @rows
 @pytest.mark.parametrize("way", WAYS)
 def test_lists_equal_dense(row, way, monkeypatch, served):
-    monkeypatch.setattr(listed_scores, "DEAR", WAYS[way])
-    monkeypatch.setattr(listed_scores, "CHUNK", 20)
+    choose(way, monkeypatch)
     e, y = tensors(*random_batch(), grad=False)
     loss = row.loss()
     for call in CALLS.values():
-        given = call(e, y)
-        assert same(loss, served, *given) == lists_of(loss, way, given[2])
-    names, indices = {"ids": torch.arange(10), "ref_ids": torch.arange(5, 12)}, pairs(7, 7)
-    assert same(loss, served, e, y, indices, e[:7] + 0.1, y[:7], **names) == lists_of(loss, way, indices)
+        assert same(loss, served, *call(e, y)) == 2
+    names = {"ids": torch.arange(10), "ref_ids": torch.arange(5, 12)}
+    assert same(loss, served, e, y, pairs(7, 7), e[:7] + 0.1, y[:7], **names) == 2
 
 
 SQUARED = nf.similarity.NegSquaredEuclidean()
@@ -142,12 +141,11 @@ FURTHER = {
 @pytest.mark.parametrize("name", FURTHER)
 @pytest.mark.parametrize("way", WAYS)
 def test_rules_and_miners_equal_dense(name, way, monkeypatch, served):
-    monkeypatch.setattr(listed_scores, "DEAR", WAYS[way])
+    choose(way, monkeypatch)
     e, y = tensors(*random_batch(), grad=False)
     loss = FURTHER[name]().double()
     for call in CALLS.values():
-        given = call(e, y)
-        assert same(loss, served, *given) == lists_of(loss, way, given[2])
+        assert same(loss, served, *call(e, y)) == 2
 
 
 @rows
@@ -290,7 +288,7 @@ def test_compiled_calls_stay_dense(served, monkeypatch):
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", ["Triplet", "SupCon", "DroKL"])
 def test_second_derivatives_equal_dense(name, way, monkeypatch, served):
-    monkeypatch.setattr(listed_scores, "DEAR", WAYS[way])
+    choose(way, monkeypatch)
     e, y = tensors(*random_batch())
     found = []
     for engine in ("dense", "auto"):

@@ -1,9 +1,10 @@
-"""Scores of some pairs, each computed from its own two rows, so that no n x m matrix is made."""
+"""Scores of some pairs: each from its own two rows, or all from a matrix product if they are many."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -37,31 +38,41 @@ class ListedScores:
         similarity: computes the scores.
         rows: [n, d] prepared queries.
         cols: [m, d] prepared references.
+        by_rows: compute each entry from its own two rows, else take it from the matrix product.
     """
 
     similarity: Similarity
     rows: Tensor
     cols: Tensor
+    by_rows: bool = True
 
     @classmethod
-    def of(cls, similarity: Similarity, x: Tensor, y: Tensor | None) -> ListedScores:
+    def of(cls, similarity: Similarity, x: Tensor, y: Tensor | None, *, by_rows: bool) -> ListedScores:
         """The scores of raw rows x [n, d] and references y [m, d]."""
-        if similarity.shifts and similarity.form is None:
-            return cls(similarity, *similarity.prepared(x, y))
+        if not by_rows or (similarity.shifts and similarity.form is None):
+            return cls(similarity, *similarity.prepared(x, y), by_rows)
         rows = similarity.prepare(x)  # differences of rows need no common origin
         return cls(similarity, rows, rows if y is None else similarity.prepare(y))
 
     def __getitem__(self, at: tuple[Tensor, Tensor]) -> Tensor:
         """Scores [t] of rows and columns given by their indices [t]."""
-        a, j = at
-        apart = self.similarity.form in ("distance", "squared")
-        found: Tensor = _PairProducts.apply(self.rows, self.cols, a, j, apart)  # type: ignore[no-untyped-call]
-        if apart:
-            return -root(found) if self.similarity.form == "distance" else -found
+        (a, j), form = at, self.similarity.form
+        found: Tensor
+        if self.by_rows:
+            apart = form in ("distance", "squared")
+            found = _PairProducts.apply(self.rows, self.cols, a, j, apart)  # type: ignore[no-untyped-call]
+            if apart:
+                return -root(found) if form == "distance" else -found
+        else:
+            found = self._product.index_select(0, a * len(self.cols) + j)
         if not self.similarity.norms:
             return found
         rows, refs = ((z * z).sum(dim=1) for z in (self.rows, self.cols))
         return self.similarity.finish(found, rows.index_select(0, a), refs.index_select(0, j))
+
+    @cached_property
+    def _product(self) -> Tensor:
+        return (self.rows @ self.cols.T).reshape(-1)
 
 
 class _PairProducts(torch.autograd.Function):
@@ -79,11 +90,12 @@ class _PairProducts(torch.autograd.Function):
     def backward(ctx: Any, *grad_output: Tensor) -> tuple[Any, ...]:
         x, y, a, j = ctx.saved_tensors
         dx, dy = torch.zeros_like(x), torch.zeros_like(y)
-        for here, there, by in _chunks(x.shape[1], a, j, grad_output[0][:, None]):
+        slope = grad_output[0][:, None] * (2 if ctx.apart else 1)
+        for here, there, by in _chunks(x.shape[1], a, j, slope):
             r, c = x.index_select(0, here), y.index_select(0, there)
-            dr, dc = (2 * (r - c) * by, 2 * (c - r) * by) if ctx.apart else (c * by, r * by)
+            dr, dc = ((r - c) * by,) * 2 if ctx.apart else (c * by, r * by)
             dx.index_add_(0, here, dr)
-            dy.index_add_(0, there, dc)
+            dy.index_add_(0, there, dc, alpha=-1 if ctx.apart else 1)
         return dx, dy, None, None, None
 
 

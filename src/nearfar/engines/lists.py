@@ -5,7 +5,7 @@ of an anchor; empty places have measure 0. Groups, sets, links and reductions tr
 (custom parts without `swift` get that one, from the dense engine). An explicit list of triplets is scored triplet by
 triplet.
 
-A tuple that lists many of all pairs is cheaper as a matrix, and goes to the dense engine.
+A tuple that lists a large part of all pairs would be larger than the matrix, and goes to the dense engine.
 """
 
 from __future__ import annotations
@@ -27,10 +27,12 @@ from nearfar.relations.relation import Relation
 
 __all__ = ["listed_value", "takes_lists", "valid_rows"]
 
+MOST = 3
+"""If more than one in `MOST` of all pairs is listed, the list is no smaller than the matrix, which is used then."""
 SMALL = 2**16
-"""Matrices with fewer entries take so little time that a list must be half as long as otherwise."""
+"""Smaller matrices take so little time that only lists scored by rows pay, which must be half as long as otherwise."""
 SMALL_FOR_TRIPLETS = 2**22
-"""The same for triplets, which need the scores of two lists of pairs, and no masks beside a matrix."""
+"""The number of pairs below which triplets, which need two lists of scores, must be half as many to score by rows."""
 GPU_PAIRS = 2**24
 """Number of all pairs from which lists are used on other devices: they read numbers from the device, dense does not."""
 
@@ -51,8 +53,9 @@ def takes_lists(product: Product, indices: tuple[Tensor, ...], relation: Relatio
     if relation.device.type != "cpu" and pairs < GPU_PAIRS and not asked:
         return False
     direct, scope = len(indices) == 3 and product.groups.takes_triplets, product.groups.scope
-    if not direct and not fits_rows(len(indices[1]) + len(indices[-1]), pairs, SMALL):
-        return False
+    listed = len(indices[1]) + len(indices[-1])
+    if not direct and not fits_rows(listed, pairs, SMALL) and (pairs < SMALL or MOST * listed >= pairs):
+        return False  # the list would be larger than the matrix
     if (direct and scope != "triplets") or (product.wants_columns and scope != "anchor_sign"):
         return False
     strips = product.groups.strips and (product.link is None or product.link.strips)
@@ -80,13 +83,25 @@ def listed_value(
         once: count a pair once even if it is listed several times.
         apart: name of a loss that refuses pairs listed both as positive and as negative, or None.
     """
-    if len(indices) == 3 and product.groups.takes_triplets:
-        return dense_value(product, _triplets(product, x, y, relation, (indices[0], indices[1], indices[2])))
+    direct = len(indices) == 3 and product.groups.takes_triplets
+    pairs, small = relation.shape[0] * relation.shape[1], SMALL_FOR_TRIPLETS if direct else SMALL
+    by_rows = fits_rows(len(indices[1]) + len(indices[-1]), pairs, small)
+    scores = ListedScores.of(product.similarity, x, y, by_rows=by_rows)
+    more: Any = {"relation": relation, "similarity": scores.similarity, "rows": scores.rows, "cols": scores.cols}
+    more |= {"strip": True, "mined": True}
+    if direct:
+        none = (torch.zeros(0, dtype=torch.bool, device=relation.device),) * 4
+        more |= {"triplets": (indices[0], indices[1], indices[2])}
+        return dense_value(product, ListedTriplets(cast(Tensor, scores), *none, **more))
     listing = listed_pairs(indices, relation.shape, once=once)
     if apart is not None:
         check_apart(apart, listing.positive, listing.negative)
-    pairs = keep(product, _pairs(ListedScores.of(product.similarity, x, y), relation, listing))
-    return _with_columns(product, pairs, listing) if product.wants_columns else dense_value(product, pairs)
+    entries, columns = scores[listing.rows, listing.cols], listing.padded(listing.cols)
+    sides = (x if x.dtype == torch.bool else x.to(entries.dtype) for x in (listing.positive, listing.negative))
+    positive, negative = (listing.padded(x) for x in sides)
+    found = ListedPairs(listing.padded(entries), positive, negative, *valid_rows(relation), **more, columns=columns)
+    kept = keep(product, found)
+    return _with_columns(product, kept, listing) if product.wants_columns else dense_value(product, kept)
 
 
 def valid_rows(relation: Relation) -> tuple[Tensor, Tensor]:
@@ -125,21 +140,6 @@ class ListedPairs(ScoredPairs):
         return self.similarity.finish(dots, rows[:, :, None], cols[:, None, :])
 
 
-def _pairs(scores: ListedScores, relation: Relation, listing: Listing) -> ListedPairs:
-    """The scores and measures [n, w] of all listed pairs."""
-    entries, columns = scores[listing.rows, listing.cols], listing.padded(listing.cols)
-    sides = (listing.positive, listing.negative)
-    positive, negative = (listing.padded(z if z.dtype == torch.bool else z.to(entries.dtype)) for z in sides)
-    had, more = valid_rows(relation), _more(scores, relation)
-    return ListedPairs(listing.padded(entries), positive, negative, *had, **more, columns=columns)
-
-
-def _more(scores: ListedScores, relation: Relation) -> dict[str, Any]:
-    """The fields of `ScoredPairs` that are the same for pairs and triplets."""
-    made = {"relation": relation, "similarity": scores.similarity, "rows": scores.rows, "cols": scores.cols}
-    return made | {"strip": True, "mined": True}
-
-
 def _with_columns(product: Product, pairs: ScoredPairs, listing: Listing) -> Tensor:
     """The loss of a link that also reads the negative value of each listed reference, over the anchors that list it."""
     positive, wide = halves(product, pairs)
@@ -173,17 +173,3 @@ class ListedTriplets(ScoredPairs):
         if self.relation.square:
             return self.scores
         return cast(Tensor, ListedScores(self.similarity, self.cols, self.cols))
-
-
-def _triplets(
-    product: Product, x: Tensor, y: Tensor | None, relation: Relation, triplets: tuple[Tensor, Tensor, Tensor]
-) -> ListedTriplets:
-    """The triplets, with scores from their rows if they are few, else from a matrix no larger than some such lists."""
-    of, none = product.similarity, torch.zeros(0, dtype=torch.bool, device=relation.device)
-    if fits_rows(2 * len(triplets[0]), relation.shape[0] * relation.shape[1], SMALL_FOR_TRIPLETS):
-        scores = ListedScores.of(of, x, y)
-        found = cast(Tensor, scores)
-    else:
-        scores = ListedScores(of, *of.prepared(x, y))
-        found = of.scores(scores.rows, scores.cols)
-    return ListedTriplets(found, none, none, none, none, triplets=triplets, **_more(scores, relation))
