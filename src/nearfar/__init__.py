@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from nearfar.distributed import CrossBatchMemory, Distributed, cached_step
     from nearfar.doctor import diagnose
     from nearfar.evaluation import compare, evaluate
-    from nearfar.linear.learning_rate import suggest_step
+    from nearfar.linear._learning_rate import suggest_step
 
 __version__ = "0.2.0"
 __all__ = [
@@ -88,7 +88,7 @@ _HOMES = {
     "compare": "nearfar.evaluation",
     "diagnose": "nearfar.doctor",
     "evaluate": "nearfar.evaluation",
-    "suggest_step": "nearfar.linear.learning_rate",
+    "suggest_step": "nearfar.linear._learning_rate",
 }
 
 

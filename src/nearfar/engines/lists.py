@@ -19,7 +19,7 @@ from torch import Tensor
 from nearfar._utils.shortcuts import swift, touched
 from nearfar.engines.dense import dense_value, keep
 from nearfar.engines.listed_scores import ListedScores, fits_rows
-from nearfar.groups.groupings import Problem, Product, halves, reduce, sides_of
+from nearfar.groups._groupings import Problem, Product, halves, reduce, sides_of
 from nearfar.miners import ScoredPairs, present
 from nearfar.relations.index_tuples import Listing, check_apart, listed_pairs, spread
 from nearfar.relations.layout import NEGATIVE, NOWHERE, POSITION, POSITIVE

@@ -45,7 +45,7 @@ def evaluate(
 ) -> None:
     """Score vectors: recall@K, MAP@R and others, with confidence intervals and the worst classes."""
     from nearfar.evaluation import evaluate as judge
-    from nearfar.evaluation.fingerprint import check_same_network
+    from nearfar.evaluation._fingerprint import check_same_network
 
     check_one("VECTORS", vectors, more)
     if launch(processes):
@@ -80,8 +80,8 @@ def evaluate(
 
 def choose_ks(k: list[int] | None, data_set: str | None) -> tuple[int, ...]:
     """The given K, else those of the data set, else the usual ones."""
-    from nearfar.data.benchmarks import KS
-    from nearfar.data.samples import USUAL_KS
+    from nearfar.data._benchmarks import KS
+    from nearfar.data._samples import USUAL_KS
 
     if data_set is not None:
         check_choice("evaluate", "--data-set", data_set, KS)
