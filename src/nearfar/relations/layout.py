@@ -72,7 +72,7 @@ class Layout:
         return self._with(**found, weights=weights)
 
     def turn(self) -> Layout:
-        """The layout with rows and columns exchanged; samples must not be identified by their position among others."""
+        """The layout with rows and columns exchanged; not for `POSITION_THEN_ID`, which looks at the first columns."""
         both = ((name, getattr(self, name)) for name in ("labels", "flags", "ids", "weights"))
         return self._with(**{name: None if pair is None else pair[::-1] for name, pair in both})
 

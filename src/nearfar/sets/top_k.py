@@ -115,7 +115,7 @@ class Trimmed(UncertaintySet, swift=True):
         return _RankedStream(self, groups, like, orders, cap)
 
     def _limit(self, size: Tensor, orders: Orders, cap: Tensor | None) -> Tensor:
-        """[g, 2]: the measure T + K up to the last member with weight, and T, the measure that is left out."""
+        """Measure T + K of the largest members up to the last one with weight, and T of those left out, [g, 2]."""
         top = amount("Trimmed", "top", self.top, self.top_fraction, size, orders)
         k = amount("Trimmed", "k", self.k, self.fraction, size, orders)
         return torch.stack([torch.minimum(top + (k if cap is None else torch.minimum(k, cap)), size), top], dim=1)
