@@ -59,7 +59,7 @@ class Triplet(Recipe):
         miner: selects pairs before triplets are formed.
 
     Relations: reduction="nonzero" is pytorch-metric-learning's, with its miner for the mining chosen. μ·softplus(x/μ)
-    is the KL(μ) set over {x, 0}. "hard" never exceeds "hardest". After the last step of `anneal` it equals plain hard mining.
+    is the KL(μ) set over {x, 0}. "hard" never exceeds "hardest". After `anneal` has ended it equals plain hard mining.
 
     >>> import torch, nearfar as nf
     >>> embeddings = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0], [-1.0, 0.0]])
