@@ -57,7 +57,7 @@ FIRST = {
     "Multi-similarity": Method({"name": "MultiSimilarity"}),
 }
 """The losses whose ablation is complete before that of the others begins; the paper does not have the third."""
-PARTS = ("table", "lengths", "ablation")
+PARTS = ("table", "lengths", "first", "ablation")
 CHOOSERS = (
     "Contrastive-hard",
     "Triplet-hard",
@@ -81,8 +81,8 @@ def reproduce(
     Args:
         folder: the folder for profs-DATA.json, profs-DATA-*.png and the lines of all runs.
         steps: steps of each run; None: two whole cycles, in which every sample is a representative at least twice.
-        parts: some of "table" (Table 1), "lengths" (Figure 1), and "ablation": Table 1 with each part of the method
-            alone and with multi-similarity, whose first three losses are complete before the others begin.
+        parts: some of "table" (Table 1), "lengths" (Figure 1), "first": Table 1 with each part of the method alone, for
+            contrastive, triplets and multi-similarity, and "ablation": the same for all losses, the first three first.
         **options: data, seeds and how to train, see `nearfar.studies._training.Options`.
 
     Returns:
@@ -97,12 +97,14 @@ def reproduce(
 def _run(study: TrainingStudy, steps: int | None, parts: Sequence[str]) -> dict[str, Any]:
     rule, cycle = rule_of(study.labels)
     steps = steps or (40 if study.quick else 2 * cycle)
-    variants, losses = (ABLATION, FIRST | LOSSES) if "ablation" in parts else (VARIANTS, LOSSES)
+    alone = bool({"first", "ablation"} & {*parts})
+    variants, losses = (ABLATION, FIRST | LOSSES) if alone else (VARIANTS, LOSSES)
+    losses = losses if "ablation" in parts or not alone else FIRST
     losses = dict(list(losses.items())[:2]) if study.quick else losses
     choosers = [losses[name] for name in CHOOSERS if name in losses]
     rate = study.choose_rate(choosers, study.per_class(BATCH, SAMPLES), steps=steps)
-    cells = _table_cells(study, losses, steps, rate["rate"], variants) if {"table", "ablation"} & {*parts} else {}
-    first = [trials for (name, _), trials in cells.items() if name in FIRST] if "ablation" in parts else []
+    cells = _table_cells(study, losses, steps, rate["rate"], variants) if alone or "table" in parts else {}
+    first = [trials for (name, _), trials in cells.items() if name in FIRST] if alone else []
     # a projection longer than the run is the run
     lengths = sorted({min(steps, length) for length in (1, *(max(1, round(rule * times)) for times in TIMES))})
     by_length = {
@@ -169,8 +171,8 @@ def _table_cells(
         for name, method in losses.items()
         for variant in variants
     }
-    alone = {} if study.quick else ALONE
-    return cells | {(name, "plain"): _trials(study, method, "plain", steps, rate) for name, method in alone.items()}
+    baselines = {} if study.quick or losses is FIRST else ALONE
+    return cells | {(name, "plain"): _trials(study, each, "plain", steps, rate) for name, each in baselines.items()}
 
 
 def _differences(

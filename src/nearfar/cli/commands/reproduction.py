@@ -44,7 +44,7 @@ def reproduce(
     parts: Annotated[
         str | None,
         typer.Option(
-            help="Tables and figures, joined by commas. profs: table, lengths, ablation; "
+            help="Tables and figures, joined by commas. profs: table, lengths, first, ablation; "
             "dro: imbalance, k, grouped, variants, time."
         ),
     ] = None,
