@@ -32,7 +32,9 @@ def check_room(owner: str, what: str, need: int, device: torch.device | str = "c
 
 
 def free_memory(device: torch.device) -> int | None:
-    """Bytes that can still be allocated on a device; None if the system does not say."""
+    """Bytes that can still be allocated on a device; None if the system does not say, or on "meta", which has none."""
+    if device.type == "meta":
+        return None
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     return min(_free_on_host(), default=None)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from nearfar._utils.memory import check_room
 from nearfar._utils.settings import Number, Positive, Whole
 from nearfar._utils.tensors import check_labels, readable, widen
 from nearfar.engines import plain_parts
@@ -54,7 +55,10 @@ class Proxies(Composed, without=("miner",)):
     """Whether rows of the product are the proxies, and columns the batch."""
 
     def _begin(self) -> None:
-        self.proxies = nn.Parameter(torch.randn(self.classes, self.dim))
+        width = self.dim * getattr(self, "centers", 1)
+        need = self.classes * width * torch.get_default_dtype().itemsize
+        check_room(self.owner, f"classes={self.classes:,} of width {width:,}", need, torch.get_default_device())
+        self.proxies = nn.Parameter(torch.randn(self.classes, width))
 
     def _inner(self, call: Call) -> Call:
         owner, embeddings = self.owner, call.embeddings
