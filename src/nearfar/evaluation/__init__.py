@@ -9,6 +9,8 @@ from nearfar.evaluation.embed import embed
 from nearfar.evaluation.evaluate import ClassRow, Comparison, Evaluation, compare, evaluate
 from nearfar.evaluation.export import Exported, export_onnx
 from nearfar.evaluation.index import Index, SearchIndex
+from nearfar.evaluation.judged import RetrievalEvaluation, evaluate_retrieval
+from nearfar.evaluation.judgements import Collection, read_beir
 from nearfar.evaluation.k_means import Clusters, k_means
 from nearfar.evaluation.neighbors import neighbors
 from nearfar.evaluation.vectors import Vectors
@@ -18,6 +20,7 @@ __all__ = [
     "KS",
     "ClassRow",
     "Clusters",
+    "Collection",
     "Comparison",
     "DiskIndex",
     "Evaluation",
@@ -25,6 +28,7 @@ __all__ = [
     "Index",
     "Interval",
     "Neighbors",
+    "RetrievalEvaluation",
     "SearchIndex",
     "Vectors",
     "Verification",
@@ -32,9 +36,11 @@ __all__ = [
     "compare",
     "embed",
     "evaluate",
+    "evaluate_retrieval",
     "export_onnx",
     "k_means",
     "neighbors",
     "open_index",
+    "read_beir",
     "verification",
 ]
