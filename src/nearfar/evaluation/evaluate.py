@@ -128,7 +128,8 @@ class Evaluation(Scored):
         # without labels, relations are distinguished by their numbers of right answers
         return bool(self.classes) or torch.equal(self.per_query.relevant, other.per_query.relevant)
 
-    def _about(self) -> str:
+    def about(self) -> str:
+        """One line about the queries."""
         classes = f" of {self.classes} classes" if self.classes else ""
         lone = f"; {self.lone} lone queries left out" if self.lone else ""
         over = f"95% intervals over {'classes' if self.unit == 'class' else 'queries'}"

@@ -49,7 +49,8 @@ class RetrievalEvaluation(Scored):
         means: score ("ndcg@10", "map@10", "mrr@10", "recall@10", "precision@10", ...) -> its mean over the queries.
         intervals: score -> `Interval`; none for a single query.
         per_query: score -> its value for each query, [queries].
-        ids: the judged queries, in the order of the judgements.
+        queries: number of judged queries.
+        ids: their names, in the order of the judgements.
         relevant: int64 [queries], the number of relevant documents.
         missing: how many judged queries the run has no results for; they score 0.
         unjudged: how many queries of the run have no judgements; they are left out.
@@ -58,6 +59,7 @@ class RetrievalEvaluation(Scored):
     means: dict[str, float]
     intervals: dict[str, Interval]
     per_query: dict[str, np.ndarray] = field(repr=False)
+    queries: int
     ids: tuple[str, ...]
     relevant: np.ndarray
     missing: int
@@ -65,11 +67,6 @@ class RetrievalEvaluation(Scored):
 
     classes = 0
     unit = "query"
-
-    @property
-    def queries(self) -> int:
-        """The number of judged queries."""
-        return len(self.ids)
 
     @property
     def usual(self) -> str:
@@ -86,7 +83,8 @@ class RetrievalEvaluation(Scored):
         counts = {"queries": self.queries, "missing": self.missing, "unjudged": self.unjudged, "unit": self.unit}
         return {"scores": self.scores(), "intervals": bars, **counts}
 
-    def _about(self) -> str:
+    def about(self) -> str:
+        """One line about the queries."""
         notes = [f"{self.queries:,} judged queries"]
         notes += [f"{self.missing:,} without results, which score 0"] if self.missing else []
         empty = int((self.relevant == 0).sum())
@@ -160,6 +158,7 @@ def evaluate_retrieval(
         means=dict(zip(names, values.mean(axis=0).tolist(), strict=True)),
         intervals={name: bar for name, bar in zip(names, bars, strict=False) if not np.isnan(bar.error)},
         per_query=dict(zip(names, np.ascontiguousarray(values.T), strict=True)),
+        queries=len(judged),
         ids=tuple(judged),
         relevant=relevant,
         missing=len(judged) - len(np.unique(ranked.query)),

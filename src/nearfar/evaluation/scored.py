@@ -20,6 +20,7 @@ class Scored(ABC):
 
     intervals: dict[str, Interval]
     classes: int
+    queries: int
     unit: Unit
 
     @property
@@ -32,7 +33,7 @@ class Scored(ABC):
         """Every score by name, without those that were not computed."""
 
     @abstractmethod
-    def _about(self) -> str:
+    def about(self) -> str:
         """One line about the queries."""
 
     @abstractmethod
@@ -61,7 +62,7 @@ class Scored(ABC):
         return pandas.DataFrame(rows, columns=["score", "value", "low", "high", "error"]).set_index("score")
 
     def __repr__(self) -> str:
-        lines = [self._about()]
+        lines = [self.about()]
         for name, value, bar in self._rows():
             ends = f"  [{100 * bar.low:5.1f}, {100 * bar.high:5.1f}]" if bar else ""
             lines.append(f"  {name:<15} {100 * value:5.1f}{ends}")
@@ -74,7 +75,7 @@ class Scored(ABC):
             ends = f"{100 * bar.low:.1f} to {100 * bar.high:.1f}" if bar else ""
             drawn = html.interval(bar.low, value, bar.high) if bar else ""
             rows.append((name, f"{100 * value:.1f}", ends, drawn))
-        return html.table(("score", "%", "interval", ""), rows, caption=self._about()) + self._folded()
+        return html.table(("score", "%", "interval", ""), rows, caption=self.about()) + self._folded()
 
     def _rows(self) -> list[tuple[str, float, Interval | None]]:
         return [(name, value, self.intervals.get(name)) for name, value in self.scores().items()]
