@@ -24,7 +24,7 @@ from nearfar._utils.figure import figure_file
 from nearfar._utils.files import write_text
 from nearfar._utils.tables import as_json, markdown
 from nearfar.evaluation import Vectors
-from nearfar.evaluation.bootstrap import intervals
+from nearfar.evaluation._bootstrap import intervals
 
 RESULTS = Path(__file__).parents[1] / "results" / "retrieval_scores.json"
 PICTURE = RESULTS.parents[2] / "docs" / "images" / "retrieval-scores.png"
@@ -143,7 +143,7 @@ def main():
     folder = given.data / "text"
     documents, queries = cranfield(folder)
     path = folder / "cranfield_qrels.txt"
-    qrels = nf.evaluation.judgements.read_qrels("benchmark", path)
+    qrels = nf.evaluation._judgements.read_qrels("benchmark", path)
     table = {name: lexical(documents, queries, name == "BM25") for name in ("tf-idf", "BM25")}
     sources = {name: as_run(scores, documents, queries) for name, scores in table.items()}
     sources["BM25, rounded to whole numbers"] = as_run(table["BM25"].round(), documents, queries)

@@ -24,10 +24,10 @@ from nearfar import losses as L
 from nearfar import miners, pairs
 from nearfar._utils.files import atomic_write, write_text
 from nearfar.bench import PEER, Limits, Patience, Plan, Task, peak
-from nearfar.bench.pages import as_json, markdown
-from nearfar.bench.study import about
-from nearfar.bench.subjects import Step
-from nearfar.bench.timing import LIMIT, threads, time_in_turns
+from nearfar.bench._pages import as_json, markdown
+from nearfar.bench._study import about
+from nearfar.bench._subjects import Step
+from nearfar.bench._timing import LIMIT, threads, time_in_turns
 
 RESULTS = Path(__file__).parents[1] / "results"
 WIDTH, EACH, SIZES = 1024, 5, (80, 160, 320, 480, 640)

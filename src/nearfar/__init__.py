@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from nearfar.distributed import CrossBatchMemory, Distributed, cached_step
     from nearfar.doctor import diagnose
     from nearfar.evaluation import compare, evaluate, evaluate_retrieval
-    from nearfar.linear.learning_rate import suggest_step
+    from nearfar.linear._learning_rate import suggest_step
 
 __version__ = "0.2.0"
 __all__ = [
@@ -90,7 +90,7 @@ _HOMES = {
     "diagnose": "nearfar.doctor",
     "evaluate": "nearfar.evaluation",
     "evaluate_retrieval": "nearfar.evaluation",
-    "suggest_step": "nearfar.linear.learning_rate",
+    "suggest_step": "nearfar.linear._learning_rate",
 }
 
 

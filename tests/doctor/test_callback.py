@@ -14,10 +14,11 @@ from typer.testing import CliRunner
 from nearfar import report
 from nearfar.cli.commands import training
 from nearfar.cli.commands.command import Command
-from nearfar.doctor import Doctor, Finding, Thresholds, diagnose_run, prescribe, remedies
-from nearfar.doctor.looks import Look, judge, read_looks, take_look
-from nearfar.doctor.prescription import apply_remedy
-from nearfar.runs.config import apply_flags
+from nearfar.doctor import Doctor, Finding, Thresholds, diagnose_run, prescribe
+from nearfar.doctor import _remedies as remedies
+from nearfar.doctor._looks import Look, judge, read_looks, take_look
+from nearfar.doctor._prescription import apply_remedy
+from nearfar.runs._config import apply_flags
 from nearfar.train import Result, fit, parse
 
 HARD = {"name": "Triplet", "mining": "hard", "margin": 0.2}
@@ -290,7 +291,7 @@ ILL = {
 
 @pytest.mark.parametrize("what", ILL)
 def test_every_collapse_has_a_remedy_that_runs(what):
-    from nearfar.runs import parts
+    from nearfar.runs import _parts as parts
 
     settings = parse(ILL[what])
     flags = remedies.against_collapse(settings)

@@ -12,8 +12,9 @@ from rich.console import Console
 from runs import config, journal, tiny, weights
 
 from nearfar.data import DataSet, Tensors
-from nearfar.doctor import callback, diagnose_run, prescribe
-from nearfar.runs import parts
+from nearfar.doctor import _callback as callback
+from nearfar.doctor import diagnose_run, prescribe
+from nearfar.runs import _parts as parts
 from nearfar.train import fit
 
 QUIET = Console(quiet=True)

@@ -15,7 +15,7 @@ from nearfar import losses
 from nearfar.cli.commands import diagnosis
 from nearfar.cli.commands.command import Command
 from nearfar.doctor import Thresholds, diagnose, diagnose_journal
-from nearfar.doctor.embeddings import margin_of
+from nearfar.doctor._embeddings import margin_of
 from nearfar.train import fit
 
 LABELS = torch.arange(400) // 10

@@ -15,14 +15,16 @@ from rich.console import Console
 from runs import config, tiny
 
 from nearfar.data import DataSet, Tensors
-from nearfar.doctor import Thresholds, diagnose_journal, diagnose_run, prescribe, remedies
-from nearfar.doctor.looks import Look, judge
-from nearfar.doctor.remedies import KINDS, Patient, finding
-from nearfar.doctor.run import Outcome
-from nearfar.runs import parts
-from nearfar.runs.config import apply_flags, to_tree
-from nearfar.train import fit, processes
-from nearfar.train.state import load_batches, prepare, take_step
+from nearfar.doctor import Thresholds, diagnose_journal, diagnose_run, prescribe
+from nearfar.doctor import _remedies as remedies
+from nearfar.doctor._looks import Look, judge
+from nearfar.doctor._remedies import KINDS, Patient, finding
+from nearfar.doctor._run import Outcome
+from nearfar.runs import _parts as parts
+from nearfar.runs._config import apply_flags, to_tree
+from nearfar.train import _processes as processes
+from nearfar.train import fit
+from nearfar.train._state import load_batches, prepare, take_step
 
 QUIET = Console(quiet=True)
 CLASSES = 9

@@ -8,7 +8,8 @@ import re
 import pytest
 
 import nearfar as nf
-from nearfar.evaluation import judgements, read_beir
+from nearfar.evaluation import _judgements as judgements
+from nearfar.evaluation import read_beir
 
 QRELS = {"q1": {"a": 2, "b": -1}, "q2": {"c": 1}}
 RUN = "q1 Q0 a 1 2.5 tag\nq1 Q0 b 2 1.5 tag\nq2 Q0 c 1 -3e-1 tag\n"

@@ -259,12 +259,15 @@ def test_sup_con_with_one_positive_an_anchor_is_nt_xent(seed):
 
 @seeds
 def test_proxy_losses_are_cross_entropies(seed):
-    """ProxyNCA keeps its own proxy in the denominator; ArcFace with margin 0 is the normalized softmax."""
+    """ProxyNCA keeps its own proxy in the denominator, or leaves it out; ArcFace with margin 0 is the softmax."""
     E, y, *_ = batch(seed)
     torch.manual_seed(seed)
     nca = L.ProxyNCA(5, 4, scale=3.0).double()
     logits = 3.0 * nf.similarity.NegSquaredEuclidean()(E, nca.proxies)
     torch.testing.assert_close(nca(E, y), cross_entropy(logits, y), atol=1e-12, rtol=0)
+    nca.own = False
+    rest = torch.where(torch.nn.functional.one_hot(y, 5).bool(), -torch.inf, logits).logsumexp(dim=1)
+    torch.testing.assert_close(nca(E, y), (rest - logits.gather(1, y[:, None])[:, 0]).mean(), atol=1e-12, rtol=0)
     face = L.ArcFace(5, 4, margin=0.0, scale=16.0).double()
     torch.testing.assert_close(face(E, y), cross_entropy(16 * Cosine()(E, face.proxies), y), atol=1e-12, rtol=0)
 

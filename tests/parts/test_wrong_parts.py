@@ -7,7 +7,7 @@ import inspect
 import pytest
 
 import nearfar as nf
-from nearfar.groups.triplets import Triplets
+from nearfar.groups._triplets import Triplets
 
 L, S, P, M = nf.losses, nf.sets, nf.pairs, nf.miners
 NEEDED = {"k": 5, "top": 2, "wrong": 0.2, "rho": 1.0, "classes": 4, "dim": 3}

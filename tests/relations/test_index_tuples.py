@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves
 
 import nearfar as nf
 from nearfar.engines import auto, listed_scores, lists
-from nearfar.groups import groupings
+from nearfar.groups import _groupings as groupings
 from nearfar.links import Add
 from nearfar.losses import robust
 from nearfar.miners import present

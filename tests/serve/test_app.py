@@ -17,8 +17,8 @@ from PIL import Image
 
 from nearfar.evaluation import Index, Neighbors
 from nearfar.serve import Searcher
-from nearfar.serve.answers import Answer
-from nearfar.serve.middleware import LOOPBACK
+from nearfar.serve._answers import Answer
+from nearfar.serve._middleware import LOOPBACK
 
 need("fastapi", "prometheus_client", "uvicorn")
 import nearfar.serve.app  # noqa: E402
@@ -152,7 +152,7 @@ def test_this_machine_may_be_called_by_no_other_name(host):
 
 
 def test_times_are_counted_up_to_1_2_and_5_of_each_decade():
-    from nearfar.serve.middleware import Metrics
+    from nearfar.serve._middleware import Metrics
 
     made = Metrics(3)
     bounds = [digit * 10.0**power for power in (-3, -2, -1, 0) for digit in (1, 2, 5)]

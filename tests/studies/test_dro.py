@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nearfar.runs import parts
+from nearfar.runs import _parts as parts
 from nearfar.studies import dro, noise
 from nearfar.studies._training import open_study
 

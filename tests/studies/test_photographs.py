@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from nearfar.runs import parts
+from nearfar.runs import _parts as parts
 from nearfar.studies import grid
 from nearfar.studies._training import Method, open_study
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nearfar.runs import parts
+from nearfar.runs import _parts as parts
 from nearfar.studies import _training, profs
 from nearfar.studies import _training_figures as figures
 from nearfar.studies._training import open_study, spread, verdict

@@ -7,9 +7,10 @@ import torch
 from needs import need
 from runs import config, tiny, weights
 
-from nearfar.train import fit, processes
-from nearfar.train.processes import SingleProcess
-from nearfar.train.state import prepare
+from nearfar.train import _processes as processes
+from nearfar.train import fit
+from nearfar.train._processes import SingleProcess
+from nearfar.train._state import prepare
 
 CPU = torch.device("cpu")
 CLIPPED = {"optimizer": {"lr": 0.01, "proximal": 0.1, "max_grad_norm": 0.01}}

@@ -15,14 +15,15 @@ from runs import config, journal, tiny
 from shell import run
 
 from nearfar.data import DataSet, Labeled, Tensors
-from nearfar.runs.config import apply_flags
-from nearfar.train import cost, fit
-from nearfar.train.checkpoints import random_state
-from nearfar.train.contact_sheet import CAPTION, GAP, TILE, contact_sheet
-from nearfar.train.cost import copy_state, measure_peak, measure_seconds
-from nearfar.train.dry_run import dry_run
-from nearfar.train.processes import begin
-from nearfar.train.state import prepare, take_step
+from nearfar.runs._config import apply_flags
+from nearfar.train import _cost as cost
+from nearfar.train import fit
+from nearfar.train._checkpoints import random_state
+from nearfar.train._contact_sheet import CAPTION, GAP, TILE, contact_sheet
+from nearfar.train._cost import copy_state, measure_peak, measure_seconds
+from nearfar.train._dry_run import dry_run
+from nearfar.train._processes import begin
+from nearfar.train._state import prepare, take_step
 
 CPU = torch.device("cpu")
 

@@ -18,7 +18,8 @@ from runs import config, journal, tiny, weights
 from nearfar import train
 from nearfar.data import Tensors
 from nearfar.evaluation import Vectors, evaluate
-from nearfar.train import NotFiniteError, fit, loop, open_run
+from nearfar.train import NotFiniteError, fit, open_run
+from nearfar.train import _loop as loop
 
 PROFS = {
     "batches": {"name": "Representatives", "batch_size": 8, "samples": 2, "rho": 2, "hard_classes": True},

@@ -12,8 +12,11 @@ from runs import config, journal, tiny, weights
 from nearfar._utils.console import Terminal
 from nearfar._utils.progress import Progress
 from nearfar.data import DataSet, Tensors
-from nearfar.train import fit, loop, progress, scores
-from nearfar.train.state import take_step
+from nearfar.train import _loop as loop
+from nearfar.train import _progress as progress
+from nearfar.train import _scores as scores
+from nearfar.train import fit
+from nearfar.train._state import take_step
 
 
 def test_the_rate_is_that_of_training_steps_alone(tmp_path, monkeypatch):

@@ -32,7 +32,7 @@ from nearfar.engines.lists import listed_value, takes_lists
 from nearfar.engines.plan import Plan, make_plan
 from nearfar.engines.rows import Found
 from nearfar.engines.spec import LOW
-from nearfar.groups.groupings import Product
+from nearfar.groups._groupings import Product
 from nearfar.relations.layout import Layout
 from nearfar.relations.relation import Relation
 

@@ -17,7 +17,7 @@ from nearfar._utils.rng import State, set_states, states
 from nearfar._utils.shortcuts import learned_tensors
 from nearfar._utils.tensors import over
 from nearfar.engines.dense import keep, score
-from nearfar.groups.groupings import Problem, Product, halves, sides_of, tally
+from nearfar.groups._groupings import Problem, Product, halves, sides_of, tally
 from nearfar.miners import ScoredPairs, present
 from nearfar.relations.relation import EVERYTHING, Relation
 from nearfar.sets.stream import Stream

@@ -21,7 +21,7 @@ from torch import Tensor
 from nearfar._utils.settings import Number
 from nearfar._utils.shortcuts import swift, tensors, touched
 from nearfar.engines.plan import SCOPES
-from nearfar.groups.groupings import Product
+from nearfar.groups._groupings import Product
 from nearfar.pairs import PairForm, PairLoss
 from nearfar.sets.base import UncertaintySet
 from nearfar.similarity import Dot, NegEuclidean, NegSquaredEuclidean

@@ -21,7 +21,7 @@ from nearfar._utils.shortcuts import swift, touched
 from nearfar._utils.tensors import over
 from nearfar.engines.dense import dense_value, keep
 from nearfar.engines.listed_scores import ListedScores, cheapest
-from nearfar.groups.groupings import Problem, Product, halves, reduce, sides_of, tally
+from nearfar.groups._groupings import Problem, Product, halves, reduce, sides_of, tally
 from nearfar.miners import ScoredPairs, present
 from nearfar.relations.index_tuples import Listing, check_apart, listed_pairs, spread
 from nearfar.relations.relation import Relation

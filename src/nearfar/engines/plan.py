@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from nearfar._utils.shortcuts import learned_tensors, nested, swift, touched
-from nearfar.groups.groupings import Product
-from nearfar.groups.triplets import difference
+from nearfar.groups._groupings import Product
+from nearfar.groups._triplets import difference
 from nearfar.miners import Miner, Window
 from nearfar.sets.base import Fold
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from nearfar._utils.checks import check_number, check_positive
 from nearfar._utils.settings import Number, Positive
 from nearfar._utils.shortcuts import check_part
-from nearfar.groups.groupings import Reduction
+from nearfar.groups._groupings import Reduction
 from nearfar.links import HingeLink, LiftedLink
 from nearfar.losses.factors import Factors, Sets
 from nearfar.losses.recipe import Recipe

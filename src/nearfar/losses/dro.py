@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from nearfar._utils.settings import Positive
-from nearfar.groups.groupings import Reduction
+from nearfar.groups._groupings import Reduction
 from nearfar.losses.factors import Factors
 from nearfar.losses.recipe import Recipe
 from nearfar.losses.robust import RobustLoss

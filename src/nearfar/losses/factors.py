@@ -10,8 +10,18 @@ from torch import Tensor, nn
 from nearfar._utils.checks import check_choice
 from nearfar._utils.shortcuts import Part, check_part
 from nearfar.engines.plan import Plan, make_plan
-from nearfar.groups.groupings import REDUCTIONS, Anchor, AnchorSign, Balanced, Batch, Grouping, Product, Reduction, Sign
-from nearfar.groups.triplets import Positive, Triplets
+from nearfar.groups._groupings import (
+    REDUCTIONS,
+    Anchor,
+    AnchorSign,
+    Balanced,
+    Batch,
+    Grouping,
+    Product,
+    Reduction,
+    Sign,
+)
+from nearfar.groups._triplets import Positive, Triplets
 from nearfar.links import Link
 from nearfar.miners import Miner
 from nearfar.pairs import PairLoss

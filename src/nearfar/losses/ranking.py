@@ -1,7 +1,7 @@
 """Losses that maximize the average precision of a ranking: FastAP by a histogram, smooth AP by sigmoids.
 
-Their groups (nearfar.groups.ranking) hold every reference once per bin, or once per positive of its anchor, so they
-need that many times the memory of other losses; `engine="tiled"` computes them in strips.
+Their groups (`Bins`, `Ranking`) hold every reference once per bin, or once per positive of its anchor, so they need
+that many times the memory of other losses; `engine="tiled"` computes them in strips.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from torch import Tensor
 
 from nearfar._utils.settings import Positive, Whole
 from nearfar._utils.shortcuts import check_part
-from nearfar.groups.groupings import Reduction
-from nearfar.groups.ranking import Bins, Ranking
+from nearfar.groups._groupings import Reduction
+from nearfar.groups._ranking import Bins, Ranking
 from nearfar.losses.factors import Factors
 from nearfar.losses.recipe import Recipe
 from nearfar.pairs import PairLoss

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from nearfar._utils.settings import Number, Positive, ZeroOrMore
-from nearfar.groups.groupings import Reduction
+from nearfar.groups._groupings import Reduction
 from nearfar.links import Add, PerPositive, ShareLink, SoftplusLink
 from nearfar.losses.composed import Composed
 from nearfar.losses.factors import Factors

@@ -8,8 +8,16 @@ from typing import Literal
 
 from nearfar._utils.checks import check_choice, check_whole
 from nearfar._utils.settings import Number, ZeroOrMore
-from nearfar.groups.groupings import Product, Reduction
-from nearfar.groups.triplets import AngularScore, Positive, Rule, SemiHardBand, Triplets, difference, nearest_difference
+from nearfar.groups._groupings import Product, Reduction
+from nearfar.groups._triplets import (
+    AngularScore,
+    Positive,
+    Rule,
+    SemiHardBand,
+    Triplets,
+    difference,
+    nearest_difference,
+)
 from nearfar.links import HingeLink
 from nearfar.losses.annealing import Anneal, Annealing, advance
 from nearfar.losses.factors import Factors

@@ -26,11 +26,11 @@ from nearfar._utils.files import read_arrays, write_text
 from nearfar._utils.journal import read_lines
 from nearfar._utils.progress import Progress
 from nearfar.data import DataSet, Samples, genuine, open_data
-from nearfar.data.splits import hold_out
-from nearfar.evaluation.clustering import clustering_scores
-from nearfar.runs.config import to_tree
-from nearfar.runs.journal import Journal
-from nearfar.runs.parts import shape_of_batch
+from nearfar.data._splits import hold_out
+from nearfar.evaluation._clustering import clustering_scores
+from nearfar.runs._config import to_tree
+from nearfar.runs._journal import Journal
+from nearfar.runs._parts import shape_of_batch
 from nearfar.studies import _trace
 from nearfar.train import Config, Moment, fit
 

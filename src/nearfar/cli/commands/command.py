@@ -105,7 +105,7 @@ def _describe(source: Path, target: Path) -> str:
 
 def _is_in(target: Path, folder: Path) -> bool:
     """Whether writing to an existing file would overwrite part of an input folder."""
-    from nearfar.train.folder import FILES, REPORT, is_run
+    from nearfar.train._folder import FILES, REPORT, is_run
 
     if is_run(folder):
         return any(target.samefile(folder / name) for name in FILES if name != REPORT and (folder / name).exists())

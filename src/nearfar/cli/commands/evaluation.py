@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from nearfar.evaluation import Comparison, Evaluation
-    from nearfar.evaluation.scored import Scored
+    from nearfar.evaluation._scored import Scored
 
 __all__ = ["compare", "evaluate"]
 
@@ -64,7 +64,7 @@ def evaluate(
     from the vectors of queries and of documents (--gallery), whose names are their ids.
     """
     from nearfar.evaluation import evaluate as judge
-    from nearfar.evaluation.fingerprint import check_same_network
+    from nearfar.evaluation._fingerprint import check_same_network
 
     check_one("VECTORS", vectors, more)
     if results is not None or qrels is not None:
@@ -138,7 +138,7 @@ def score_ranked(
 
     from nearfar._utils.files import write_text
     from nearfar.evaluation import evaluate_retrieval
-    from nearfar.evaluation.judged import RETRIEVAL_KS
+    from nearfar.evaluation._judged import RETRIEVAL_KS
 
     title = str(ranked) if isinstance(ranked, Path) else "vectors"
     options: dict[str, Any] = {"similarity": similarity, "seed": seed}
@@ -159,8 +159,8 @@ def score_ranked(
 
 def choose_ks(k: list[int] | None, data_set: str | None) -> tuple[int, ...]:
     """The given K, else those of the data set, else the usual ones."""
-    from nearfar.data.benchmarks import KS
-    from nearfar.data.samples import USUAL_KS
+    from nearfar.data._benchmarks import KS
+    from nearfar.data._samples import USUAL_KS
 
     if data_set is not None:
         check_choice("evaluate", "--data-set", data_set, KS)
