@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from nearfar.engines import dense_value, recordings
 from nearfar.engines.dense import keep
 from nearfar.engines.recordings import PAIRS, settings
 from nearfar.groups._groupings import Product
+from nearfar.groups._triplets import At, index
 from nearfar.losses.explanation import Explanation
 from nearfar.losses.robust import Call, RobustLoss
 from nearfar.miners import ScoredPairs
@@ -25,8 +26,8 @@ __all__ = ["Native"]
 
 SMALL = 2**16
 """Largest number of pairs for which a CPU batch goes to the dense engine with as few checks as possible."""
-LISTED = 2**20
-"""Longest index tuple that is scored from the whole matrix on a GPU."""
+RECORDED, LISTED = 2**20, 2**23
+"""Longest index tuples that are recorded, and scored from the whole matrix, on a GPU."""
 WHOLE = (torch.int64, torch.int32)
 """Index dtypes that torch accepts; it reads others as masks, or rejects them."""
 
@@ -188,34 +189,40 @@ class Native:
     def _mined_value(self, loss: RobustLoss, call: Call) -> Tensor:
         """The value of an index tuple on a GPU, by a recording: of measures of pairs, or of a list of triplets."""
         product = loss.product
-        apart = _lists_triplets(product, call)
-        mined = _pad(call.indices) if apart else self._measures(loss, call, call.labels, call.embeddings)
+        if triplets := _lists_triplets(product, call):
+            mined = _pad(call.indices)
+            valid = isinstance(call.indices, Mined) and call.indices.unchanged
+            at = flat if valid and not torch.are_deterministic_algorithms_enabled() else index
+        else:
+            mined = self._measures(loss, call, call.labels, call.embeddings)
         given: Any = (call.embeddings, call.labels, call.ref_emb, call.ref_labels, *mined)
 
         def run(loss: RobustLoss, given: Any) -> Tensor:
             x, labels, ref_emb, ref_labels, *mined = given
-            one = Call(loss.owner, x, labels, (*mined[:3],) if apart else None, ref_emb, ref_labels)
-            return self._dense_value(loss, one, (*mined,), mined[3] if apart else None)
+            one = Call(loss.owner, x, labels, None, ref_emb, ref_labels)
+            return self._listed_value(loss, one, mined, at) if triplets else self._dense_value(loss, one, (*mined,))
 
-        key = settings(loss, product.parts, call.embeddings.device)
-        value: Tensor | None = None if key is None else record(loss._replays, key, run, loss, given)
+        many = triplets and len(call.indices[0]) > RECORDED  # type: ignore[index]
+        key = None if many else settings(loss, product.parts, call.embeddings.device)
+        value: Tensor | None = None if key is None else record(loss._replays, (key, triplets and at), run, loss, given)
         return run(loss, given) if value is None else value
 
-    def _dense_value(
-        self, loss: RobustLoss, call: Call, measures: tuple[Tensor, ...] | None, counted: Tensor | None = None
-    ) -> Tensor:
-        """The value from all scores, with as few checks as possible; `counted` says which listed triplets count."""
+    def _listed_value(self, loss: RobustLoss, call: Call, triplets: list[Tensor], at: At) -> Tensor:
+        """The value of those triplets of a list that count."""
+        (a, p, n, counted), product, scores = triplets, loss.product, self._scores(call)
+        pairs = self._pairs(loss, product, call, scores, (counted, counted))
+        losses, measure = cast(Any, product.groups).rule.listed(product, pairs, (a, p, n), at=at)
+        value: Tensor = product.over_negative.value(losses[None], (measure & counted)[None])
+        return value[0]
+
+    def _dense_value(self, loss: RobustLoss, call: Call, measures: tuple[Tensor, ...] | None) -> Tensor:
+        """The value from all scores, with as few checks as possible."""
         product, scores = loss.product, self._scores(call)
         if call.indices is not None and product.groups.scope == "sign":
             a, p, b, n = as_pairs(call.indices)
             near, far = product.positive(scores[a, p], +1), product.negative(scores[b, n], -1)
             return (product.over_positive.value(near[None]) + product.over_negative.value(far[None]))[0]
-        pairs = self._pairs(loss, product, call, scores, measures)
-        if counted is None:
-            return dense_value(product, keep(product, pairs))
-        (problem,) = product.groups.split(product, pairs)
-        problem = replace(problem, measure=problem.measure & counted)
-        return product.groups.join(product, pairs, (problem,), (problem.value(),))
+        return dense_value(product, keep(product, self._pairs(loss, product, call, scores, measures)))
 
     def _scores(self, call: Call) -> Tensor:
         """The scores [n, m], computed with PML's distance."""
@@ -263,10 +270,15 @@ def _lists_triplets(product: Product, call: Call) -> bool:
     return call.indices is not None and len(call.indices) == 3 and product.groups.takes_triplets
 
 
+def flat(matrix: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """The entries of a matrix at valid places; on a GPU the gradient of `matrix[rows, columns]` sorts them first."""
+    return matrix.reshape(-1).gather(0, rows * matrix.shape[1] + columns)
+
+
 def _pad(triplets: Any) -> tuple[Tensor, ...]:
     """A list of triplets, filled up to a power of two, of which there are few, and a mask of those that count."""
     have = len(triplets[0])
-    length = 1 << max(have - 1, 15).bit_length()
+    length = have if have > RECORDED else 1 << max(have - 1, 15).bit_length()
     counted = torch.arange(length, device=triplets[0].device) < have
     return *(pad(each, (0, length - have)) for each in triplets), counted
 
