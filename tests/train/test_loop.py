@@ -16,7 +16,7 @@ from forks import ran
 from rich.console import Console
 from runs import config, journal, tiny, weights
 
-from nearfar import train
+from nearfar import Relation, train
 from nearfar.data import Tensors
 from nearfar.evaluation import Vectors, evaluate
 from nearfar.train import NotFiniteError, fit, open_run
@@ -263,6 +263,22 @@ def test_a_projection_anchors_the_proximal_term_when_it_begins(tmp_path):
     assert max(one_step) < min(
         penalty for (new, penalty), (was, _) in zip(moved[1:], moved[:-1], strict=True) if not new and not was
     )
+
+
+@pytest.mark.parametrize("every", [False, True])
+def test_hard_classes_run_without_projections(every, tmp_path):
+    """With `all_pairs` the loss gets labels, and the table of hard classes is still that of the representatives."""
+    options = {**PROFS["batches"], "hard_classes": True, "steps": 1, "all_pairs": every}
+    seen = []
+
+    def look(moment):
+        table, mask = moment.state.sampler.hard_classes, moment.state.mask
+        near = torch.cdist(moment.embeddings[mask].float(), table.embeddings.float()).amin(dim=1)
+        seen.append((isinstance(moment.target, Relation), float(near.max())))
+
+    fit(config(**{**PROFS, "batches": options}, training={"steps": 3}), tmp_path / "a", data=tiny(), callbacks=[look])
+    assert {projected for projected, _ in seen} == {not every}
+    assert max(far for _, far in seen) < 1e-6
 
 
 def test_bf16(tmp_path):

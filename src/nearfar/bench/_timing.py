@@ -24,8 +24,8 @@ WHOLE = {"cpu": 8192, "cuda": 32768}
 """Rows up to which the two products hold all scores; above, strips of rows are as fast and need less memory."""
 STRIP = 2**30
 """Maximum number of scores in a strip."""
-WARM = 5
-"""Warm-up calls on a GPU."""
+WARM, COMPILING = 5, 15.0
+"""Warm-up calls on a GPU, and the seconds after which no further one begins: the first compile kernels."""
 SMALL = 2048
 
 
@@ -95,7 +95,7 @@ def _warm(steps: Mapping[str, Step], e: Tensor, y: Tensor, seconds: float, faile
     for name, step in steps.items():
         begin = time.perf_counter()
         for _ in range(WARM):
-            if time.perf_counter() - begin > seconds / WARM:
+            if time.perf_counter() - begin > max(seconds / WARM, COMPILING):
                 break
             try:
                 _turn(step, e, y, time.perf_counter)

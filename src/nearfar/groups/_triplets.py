@@ -26,6 +26,15 @@ Compare = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(s_an, s_ap, s_pn) -> the score of a triplet, to which the negative pair loss is applied."""
 
 
+At = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""(matrix, rows, columns) -> the entries at these places."""
+
+
+def index(matrix: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """The entries of a matrix at listed places."""
+    return matrix[rows, columns]
+
+
 def difference(s_an: Tensor, s_ap: Tensor, s_pn: Tensor) -> Tensor:
     """Score s_an - s_ap: by how much the negative is more similar to the anchor than the positive."""
     return s_an - s_ap
@@ -163,13 +172,13 @@ class Rule(Part, swift=True):
             yield *self.some(product, pairs, real[:, chosen], place[:, chosen], ranks, first), real[:, chosen]
 
     def listed(
-        self, product: Product, pairs: ScoredPairs, triplets: tuple[Tensor, Tensor, Tensor]
+        self, product: Product, pairs: ScoredPairs, triplets: tuple[Tensor, Tensor, Tensor], *, at: At = index
     ) -> tuple[Tensor, Tensor]:
-        """Losses and measure [T] of an explicit list of triplets."""
+        """Losses and measure [T] of an explicit list of triplets, whose scores `at` reads from a matrix."""
         a, p, n = (x.long() for x in triplets)
-        s_ap = pairs.scores[a, p]
-        s_pn = pairs.reference_scores()[p, n] if self.wants_reference else s_ap
-        score = self.compare(pairs.scores[a, n], s_ap, s_pn)
+        s_ap = at(pairs.scores, a, p)
+        s_pn = at(pairs.reference_scores(), p, n) if self.wants_reference else s_ap
+        score = self.compare(at(pairs.scores, a, n), s_ap, s_pn)
         return product.negative(score, -1), self._kept(score, torch.ones_like(score, dtype=torch.bool))
 
     def _kept(self, score: Tensor, measure: Tensor) -> Tensor:
