@@ -46,6 +46,7 @@ class Representatives(GlobalBatches):
         rho: ρ.
         steps: M, instead of the rule. M = 1 is the batch rule of N-pair.
         hard_classes: True, or a `HardClasses` table with options.
+        all_pairs: let every pair of a batch count in a training run: hard classes without projections (with `steps=1`).
         order: "representatives": all of them first, then the others, class after class; "classes": each class
             together, its representative first, so that ranks hold whole classes where `world` divides B/I.
         seed: determines the order of everything.
@@ -70,6 +71,7 @@ class Representatives(GlobalBatches):
         rho: float = 6,
         steps: int | None = None,
         hard_classes: bool | HardClasses = False,
+        all_pairs: bool = False,
         order: Order = "representatives",
         seed: int = 0,
         rank: int = 0,
@@ -80,7 +82,7 @@ class Representatives(GlobalBatches):
         self.samples = int(samples)
         self.classes = min(int(batch_size) // self.samples, len(self._classes))
         super().__init__(batch_size=self.classes * self.samples, seed=seed, rank=rank, world=world)
-        self.order = order
+        self.order, self.all_pairs = order, all_pairs
         # p = (B/I)/L, at most 1; the tiny slack keeps a quotient that is whole from being rounded up
         rule = math.ceil(rho * len(self._classes) / self.classes - 1e-9)
         self.steps_per_projection = max(1, rule) if steps is None else int(steps)

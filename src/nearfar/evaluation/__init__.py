@@ -9,6 +9,8 @@ from nearfar.evaluation._evaluate import ClassRow, Comparison, Evaluation, compa
 from nearfar.evaluation._exact_search import Neighbors
 from nearfar.evaluation._export import Exported, export_onnx
 from nearfar.evaluation._index import Index, SearchIndex
+from nearfar.evaluation._judged import RetrievalEvaluation, evaluate_retrieval
+from nearfar.evaluation._judgements import Collection, read_beir
 from nearfar.evaluation._k_means import Clusters, k_means
 from nearfar.evaluation._neighbors import neighbors
 from nearfar.evaluation._vectors import Vectors
@@ -18,6 +20,7 @@ __all__ = [
     "KS",
     "ClassRow",
     "Clusters",
+    "Collection",
     "Comparison",
     "DiskIndex",
     "Evaluation",
@@ -25,6 +28,7 @@ __all__ = [
     "Index",
     "Interval",
     "Neighbors",
+    "RetrievalEvaluation",
     "SearchIndex",
     "Vectors",
     "Verification",
@@ -32,9 +36,11 @@ __all__ = [
     "compare",
     "embed",
     "evaluate",
+    "evaluate_retrieval",
     "export_onnx",
     "k_means",
     "neighbors",
     "open_index",
+    "read_beir",
     "verification",
 ]

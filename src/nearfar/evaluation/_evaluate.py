@@ -13,7 +13,6 @@ from torch import Tensor
 
 from nearfar._utils import html
 from nearfar._utils.checks import check_choice, check_seed
-from nearfar._utils.extras import need
 from nearfar._utils.progress import Watch
 from nearfar.data._samples import USUAL_KS
 from nearfar.evaluation._bootstrap import Interval, Unit, intervals
@@ -22,6 +21,7 @@ from nearfar.evaluation._inputs import demand_classes, read_inputs
 from nearfar.evaluation._rank_counting import Ties
 from nearfar.evaluation._ranking_keys import Metric
 from nearfar.evaluation._retrieval import PerQuery, retrieve
+from nearfar.evaluation._scored import Scored, check_ks
 from nearfar.evaluation._vectors import Vectors
 from nearfar.relations.relation import Relation
 
@@ -37,8 +37,8 @@ class ClassRow:
     map_at_r: float
 
 
-@dataclass(frozen=True, eq=False)
-class Evaluation:
+@dataclass(frozen=True, eq=False, repr=False)
+class Evaluation(Scored):
     """The scores of an embedding space, in 0..1, with confidence intervals.
 
     Attributes:
@@ -100,42 +100,35 @@ class Evaluation:
             "unit": self.unit,
         }
 
-    def to_frame(self) -> Any:
-        """A pandas table with one row per score, with its interval."""
-        pandas = need("pandas", "to_frame", "pandas", instead="use to_dict")
-        rows = [
-            (name, value, *((bar.low, bar.high, bar.error) if bar else (None, None, None)))
-            for name, value, bar in self._rows()
-        ]
-        return pandas.DataFrame(rows, columns=["score", "value", "low", "high", "error"]).set_index("score")
-
-    def __repr__(self) -> str:
-        lines = [self._about()]
-        for name, value, bar in self._rows():
-            ends = f"  [{100 * bar.low:5.1f}, {100 * bar.high:5.1f}]" if bar else ""
-            lines.append(f"  {name:<15} {100 * value:5.1f}{ends}")
-        return "\n".join(lines)
-
-    def _repr_html_(self) -> str:
-        """HTML for notebooks: each score with its interval, and on a click the ten worst classes."""
-        rows: list[tuple[object, ...]] = []
-        for name, value, bar in self._rows():
-            ends = f"{100 * bar.low:.1f} to {100 * bar.high:.1f}" if bar else ""
-            drawn = html.interval(bar.low, value, bar.high) if bar else ""
-            rows.append((name, f"{100 * value:.1f}", ends, drawn))
-        whole = html.table(("score", "%", "interval", ""), rows, caption=self._about())
+    def _folded(self) -> str:
+        """HTML that opens on a click: the ten worst classes."""
         if not self.per_class:
-            return whole
+            return ""
         worst = [
             (row.label, row.queries, f"{100 * row.recall_at_1:.1f}", f"{100 * row.map_at_r:.1f}") for row in self.worst
         ]
         head = ("class", "queries", "recall@1, %", "MAP@R, %")
-        return whole + html.details("the classes that fare worst", html.table(head, worst))
+        return html.details("the classes that fare worst", html.table(head, worst))
 
-    def _rows(self) -> list[tuple[str, float, Interval | None]]:
-        return [(name, value, self.intervals.get(name)) for name, value in self.scores().items()]
+    usual = "recall@1"
 
-    def _about(self) -> str:
+    def _column(self, score: str) -> np.ndarray | None:
+        k = int(score[7:]) if score.startswith("recall@") and score[7:].isdecimal() else 1
+        names, values = _columns(self.per_query, (k,), slice(None))
+        values[self.per_query.lone.cpu().numpy()] = np.nan
+        return values[:, names.index(score)] if score in names and k > 0 else None
+
+    def _units(self) -> np.ndarray:
+        return self.per_query.labels.cpu().numpy()
+
+    def _matches(self, other: Scored) -> bool:
+        if not isinstance(other, Evaluation) or not torch.equal(self.per_query.labels, other.per_query.labels):
+            return False
+        # without labels, relations are distinguished by their numbers of right answers
+        return bool(self.classes) or torch.equal(self.per_query.relevant, other.per_query.relevant)
+
+    def about(self) -> str:
+        """One line about the queries."""
         classes = f" of {self.classes} classes" if self.classes else ""
         lone = f"; {self.lone} lone queries left out" if self.lone else ""
         over = f"95% intervals over {'classes' if self.unit == 'class' else 'queries'}"
@@ -185,7 +178,7 @@ def evaluate(
     {1: 0.8, 2: 0.8}
     """
     check_seed("evaluate", seed)
-    ks = _check_ks(ks)
+    ks = check_ks("evaluate", ks)
     given = read_inputs("evaluate", embeddings, labels, ref_emb, ref_labels)
     unit = _choose_unit("evaluate", unit, isinstance(given.y, Relation))
     if clustering:
@@ -240,13 +233,7 @@ def _choose_unit(owner: str, unit: Unit | None, relation: bool) -> Unit:
     return unit
 
 
-def _check_ks(ks: Sequence[int]) -> tuple[int, ...]:
-    if not ks or any(not isinstance(k, int) or isinstance(k, bool) or k < 1 for k in ks):
-        raise ValueError(f"evaluate: ks must be whole numbers from 1 on, such as (1, 2, 4, 8), but came as {ks!r}.")
-    return tuple(sorted(set(ks)))
-
-
-def _columns(found: PerQuery, ks: Sequence[int], keep: Tensor) -> tuple[list[str], np.ndarray]:
+def _columns(found: PerQuery, ks: Sequence[int], keep: Tensor | slice) -> tuple[list[str], np.ndarray]:
     """The names of the scores, and the per-query results [queries, scores] of the queries in `keep`."""
     rank = found.rank[keep].double()
     columns = {f"recall@{k}": (rank <= k).double() for k in ks}
@@ -297,9 +284,9 @@ class Comparison:
         )
 
 
-def _evaluate_both(a: Evaluation | Vectors, b: Evaluation | Vectors) -> tuple[Evaluation, Evaluation]:
+def _evaluate_both(a: Scored | Vectors, b: Scored | Vectors) -> tuple[Scored, Scored]:
     for one in (a, b):
-        if not isinstance(one, Evaluation | Vectors):
+        if not isinstance(one, Scored | Vectors):
             raise TypeError(f"compare: a and b must be evaluations or Vectors, but {type(one).__name__} came.")
     if isinstance(a, Vectors) and isinstance(b, Vectors) and None not in (a.name, b.name) and a.name != b.name:
         raise ValueError("compare: a and b must have the same samples in the same order, but their names differ.")
@@ -308,10 +295,10 @@ def _evaluate_both(a: Evaluation | Vectors, b: Evaluation | Vectors) -> tuple[Ev
 
 
 def compare(
-    a: Evaluation | Vectors,
-    b: Evaluation | Vectors,
+    a: Scored | Vectors,
+    b: Scored | Vectors,
     *,
-    score: str = "recall@1",
+    score: str | None = None,
     unit: Unit | None = None,
     level: float = 0.95,
     resamples: int = 2000,
@@ -319,32 +306,36 @@ def compare(
 ) -> Comparison:
     """Compare two evaluations of the same queries by a paired bootstrap: is b better than a?
 
-    Both spaces are scored on the same resampled classes (queries, with a relation), so that shared variation cancels.
-    The verdict is "cannot tell" if the interval of the difference contains 0. `Vectors` are evaluated first.
+    Both spaces are scored on the same resampled classes (queries, with a relation or with judgements), so that shared
+    variation cancels. The verdict is "cannot tell" if the interval of the difference contains 0.
+
+    Args:
+        a: the first, from `evaluate` or `evaluate_retrieval`; `Vectors` are evaluated first.
+        b: the second, of the same kind.
+        score: which score; by default "recall@1", and "ndcg@10" with judgements.
+        unit: what is resampled, as in `evaluate`.
+        level: the confidence of the interval.
+        resamples: number of bootstrap resamples.
+        seed: seed of the bootstrap.
     """
     check_seed("compare", seed)
     a, b = _evaluate_both(a, b)
     unit = _choose_unit("compare", unit, not a.classes)
-    same = torch.equal(a.per_query.labels, b.per_query.labels)
-    if not a.classes:  # without labels, relations are distinguished by their numbers of right answers
-        same = same and torch.equal(a.per_query.relevant, b.per_query.relevant)
-    if not same:
+    if not a._matches(b):
         raise ValueError(
             "compare: the two evaluations are not of the same queries in the same order; evaluate both on one set."
         )
-    keep = ~(a.per_query.lone | b.per_query.lone)
-    k = int(score.removeprefix("recall@")) if score.startswith("recall@") and score[7:].isdigit() else 1
-    names, before = _columns(a.per_query, (k,), keep)
-    _, after = _columns(b.per_query, (k,), keep)
-    if score not in names or k < 1:
-        raise ValueError(f"compare: score must be one of recall@K, {', '.join(names[1:])}, but came as {score!r}.")
-    column = names.index(score)
-    change = (after - before)[:, column : column + 1]
-    groups = a.per_query.labels[keep].cpu().numpy()
-    (interval,) = intervals(change, groups, unit=unit, level=level, resamples=resamples, seed=seed)
+    score = a.usual if score is None else score
+    before, after = a._column(score), b._column(score)
+    if before is None or after is None:
+        raise ValueError(f"compare: score must be one of recall@K, {', '.join(a.scores())}, but came as {score!r}.")
+    keep = ~np.isnan(before + after)
+    before, after = before[keep], after[keep]
+    change = (after - before)[:, None]
+    (interval,) = intervals(change, a._units()[keep], unit=unit, level=level, resamples=resamples, seed=seed)
     verdict: Literal["better", "worse", "cannot tell"] = "cannot tell"
     if interval.low > 0:
         verdict = "better"
     elif interval.high < 0:
         verdict = "worse"
-    return Comparison(score, float(before[:, column].mean()), float(after[:, column].mean()), interval, verdict, unit)
+    return Comparison(score, float(before.mean()), float(after.mean()), interval, verdict, unit)

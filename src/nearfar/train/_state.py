@@ -117,7 +117,9 @@ class TrainState:
 
     def target(self, labels: Tensor) -> Tensor | Relation:
         """The target of the loss: labels, or in a projection the relation of pairs with a representative."""
-        if not isinstance(self.sampler, Representatives) or hasattr(self.loss, "proxies"):  # proxies take no relation
+        if not isinstance(self.sampler, Representatives) or self.sampler.all_pairs:
+            return labels
+        if hasattr(self.loss, "proxies"):  # which take no relation
             return labels
         return Relation.from_labels(labels, representatives=self.mask)
 

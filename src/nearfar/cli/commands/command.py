@@ -18,7 +18,7 @@ from nearfar._utils.files import lies_in, protect
 if TYPE_CHECKING:
     from nearfar.evaluation import Vectors
 
-OUTPUTS = frozenset({"output", "json", "page", "out", "folder", "run"})
+OUTPUTS = frozenset({"output", "json", "page", "out", "folder", "per_query", "run"})
 """Names of the parameters that a command writes to; every other path is an input."""
 Extra = Annotated[list[str] | None, typer.Argument(hidden=True)]
 """Extra arguments, accepted so that a command can explain that it takes only one."""
