@@ -450,6 +450,6 @@ def test_it_says_so_where_the_peer_is_missing(tmp_path, monkeypatch, no_processe
 
 
 def test_the_peer_is_not_imported_to_know_its_version():
-    script = "import sys, nearfar.bench as b; print(b.study.peer_version(), 'pytorch_metric_learning' in sys.modules)"
+    script = "import sys, nearfar.bench as b; print(b._study.peer_version(), 'pytorch_metric_learning' in sys.modules)"
     shown = subprocess.run([sys.executable, "-c", script], capture_output=True, encoding="utf-8", check=True).stdout
     assert shown.split() == [study.peer_version() or "None", "False"]

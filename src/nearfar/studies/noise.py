@@ -50,8 +50,7 @@ def reproduce(folder: str | Path, *, steps: int | None = None, **options: Unpack
         steps: steps of each run; None: 1000.
         **options: `data`, `path`, `seeds`, `jobs`, `quick`, `seconds`, `precision`, `weights`, `network`, `width`,
             `checkpoints` and `changes`, as in `nearfar reproduce`; changes are sections of the configuration that
-            replace the usual keys. Each seed has
-            wrong labels of its own, the same for every loss.
+            replace the usual keys. Each seed has wrong labels of its own, the same for every loss.
 
     Returns:
         The content of noise-DATA.json.
