@@ -408,14 +408,15 @@ def test_operators_are_registered_soundly():
     call = called(L.SupCon().product, given, given.rows, given.cols)
     spec, _ = call.spec(call.product.negative, "all", sums=AROUND)
     rows, cols = given.rows.requires_grad_(), given.cols.requires_grad_()
-    far, pairs = replace(spec, similarity=1).lists(), call.pairs
+    far, pairs, place = replace(spec, similarity=1), call.pairs, call.narrow.place
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
     near, real = call.near.detach().requires_grad_(), call.narrow.measure.float()
-    for operator, args in (
-        (operators.fold, (rows, cols, pairs, None, None, *spec.lists())),
-        (operators.hardest, (rows.detach(), cols.detach(), pairs, None, None, *spec.lists())),
-        (operators.triplets, (rows, cols, pairs, None, near, call.narrow.place, real, *spec.lists())),
-        (operators.near, (rows, cols, call.narrow.place, [], *spec.lists())),
-        (operators.near, (rows, cols, call.narrow.place, [torch.zeros_like(x) for x in (rows, cols)], *far)),
+    rest = [torch.zeros_like(x) for x in (rows, cols)]
+    for operator, numbers, *args in (
+        (operators.fold, spec, rows, cols, None, None, None, pairs),
+        (operators.fold, spec, rows, cols, None, near, None, [*pairs, place, real]),
+        (operators.hardest, spec, rows.detach(), cols.detach(), None, None, None, pairs),
+        (operators.near, spec, rows, cols, None, None, None, [*pairs[:2], place]),
+        (operators.near, far, rows, cols, None, None, None, [*pairs[:2], place, *rest]),
     ):
-        torch.library.opcheck(operator.registered, args, test_utils=checks)
+        torch.library.opcheck(operator.registered, (*args, *numbers.lists()), test_utils=checks)

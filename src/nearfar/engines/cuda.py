@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from nearfar._utils.tensors import over
 from nearfar.engines.launch import Launch, Strip, on_device
@@ -35,7 +36,9 @@ class Kernels(Launch):
     """One call of an operator; takes the arguments of `Launch`."""
 
     def fold(self) -> list[Tensor]:
-        """t, Σ w, number of members, level, Σ w·e^z and Σ p·l of each row, all float64; without gradients."""
+        """Fold the rows, or their triplets if scores of positives are given; without gradients."""
+        if self.score is not None:
+            return self._triplets()
         from nearfar.engines._kernels import fold
 
         spec, states = self.spec, States(self)
@@ -49,13 +52,15 @@ class Kernels(Launch):
             states.add(rows, strip.r0)
             if spec.half:
                 states.add(cols, strip.c0)
-        none = self.empty(0)
-        return [*states.totals(), none, none, none]
+        return [*states.totals(), *(self.empty(0) for _ in range(4))]
 
-    def weigh(self, level: Tensor, norm: Tensor, pull: Tensor, kept: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def weigh(self) -> tuple[Tensor, Tensor, Tensor]:
         """Gradients of rows, columns and offset, from dF/dt [n] and the level and norm of the weights."""
+        if self.score is not None:
+            return self._weigh_triplets()
         from nearfar.engines._kernels import weigh
 
+        level, norm, _, pull = self.more
         spec, unit = self.spec, self._unit(pull)
         level = level.float().contiguous()
         coef = torch.where(norm == 0, 0.0, pull / unit / torch.where(norm == 0, 1.0, norm)).float().contiguous()
@@ -140,12 +145,11 @@ class Kernels(Launch):
             SIDE=self.spec.side, HALF=self.spec.half,
         )  # fmt: skip
 
-    def triplets(self, near: Tensor, place: Tensor, real: Tensor) -> list[Tensor]:
-        """Σ l, Σ w and number of negatives of each row, and Σ dl/ds [n, P] of each positive; without gradients."""
+    def _triplets(self) -> list[Tensor]:
+        """Fold the triplets of each row."""
         from nearfar.engines._kernels_triplets import fold_triplets
 
-        spec, many = self.spec, near.shape[1]
-        scores, real, step = pad_steps(near, real)
+        spec, (scores, real, step) = self.spec, self._steps()
         found = self.empty(scores.shape[1] + 3, len(self.x), dtype=torch.float64)
         for strip in self.strips(STATES * self.blocks["BM"] // len(found), half=False):
             states = self.empty(len(found), strip.wide, strip.high)
@@ -154,17 +158,17 @@ class Kernels(Launch):
                 *self.numbers(), spec.low, spec.high, BAND=spec.band, DROP=spec.drop, STEP=step,
             )  # fmt: skip
             found[:, strip.r0 : strip.r0 + strip.high] = states.sum(dim=1, dtype=torch.float64)
-        found, none = found[: 3 + many, : self.n], self.empty(0)
-        pulls = found[3:].T.to(torch.float32).contiguous()
-        return [found[0].clone(), found[1].clone(), found[2].clone(), pulls, none, none]
+        first, pulls = found[:3, : self.n], found[3 : 3 + self.more[0].shape[1], : self.n].T.float().contiguous()
+        none = [torch.zeros_like(x) for x in first]
+        return [*(x.clone() for x in first), *none, pulls, *(self.empty(0) for _ in range(3))]
 
-    def weigh_triplets(self, near: Tensor, place: Tensor, real: Tensor, pull: Tensor) -> tuple[Tensor, Tensor]:
+    def _weigh_triplets(self) -> tuple[Tensor, Tensor, Tensor]:
         """Gradients of rows and columns with respect to the scores of negatives."""
         from nearfar.engines._kernels_triplets import weigh_triplets
 
+        pull = self.more[-1]
         spec, unit, gradients = self.spec, self._unit(pull), KernelGradients(self)
-        coef = (pull / unit).float().contiguous()
-        scores, real, step = pad_steps(near, real)
+        coef, (scores, real, step) = (pull / unit).float().contiguous(), self._steps()
         for strip in self.strips(STRIP, half=False, least=TALL):
             g, rows, cols = gradients.empty(strip)
             self.start(
@@ -173,7 +177,48 @@ class Kernels(Launch):
                 FAR=int(self.far), STEP=step,
             )  # fmt: skip
             gradients.add(strip, g, rows, cols)
-        return gradients.found(unit)
+        return *gradients.found(unit), self.rows.new_zeros(())
+
+    def _steps(self) -> tuple[Tensor, Tensor, int]:
+        """Scores and measures [n, P] of positives in float32, padded to whole steps, and the positives per step."""
+        assert self.score is not None  # noqa: S101 - called for triplets alone
+        step = min(STEP, self.score.shape[1])
+        both = (x.detach().float() for x in (self.score, self.more[1]))
+        near, real = (pad(x, (0, -x.shape[1] % step)).contiguous() for x in both)
+        return near, real, step
+
+    def near(self) -> Tensor:
+        """Products or squared distances [n, P] of each row and its columns `place`, without a tensor [n, P, d]."""
+        from nearfar.engines._kernels_pairs import near
+
+        place, *rest = self.more
+        found, (given, more) = self.rows.new_empty(place.shape), self._single(rest)
+        with on_device(self.rows):
+            near[(-(-self.n // PAIRS["BM"]),)](
+                *given, place.contiguous(), found, self.n, place.shape[1], self.rows.shape[1], **more
+            )
+        return found
+
+    def weigh_near(self) -> tuple[Tensor, Tensor]:
+        """Gradients of rows and columns (empty if the columns are the rows), given those of the outputs of `near`."""
+        from nearfar.engines._kernels_pairs import near_back
+
+        place, *rest, _, slope = self.more
+        given, more = self._single(rest)
+        by_row = torch.zeros_like(self.rows)
+        by_col = by_row if self.square else torch.zeros_like(self.cols)
+        width, grid = self.rows.shape[1], [-(-size // PAIRS[x]) for size, x in zip(self.rows.shape, PAIRS, strict=True)]
+        with on_device(self.rows):
+            near_back[tuple(grid)](
+                *given, place.contiguous(), slope.contiguous(), by_row, by_col, self.n, place.shape[1], width, **more
+            )
+        return by_row, self.rows.new_empty(0) if self.square else by_col
+
+    def _single(self, rest: list[Tensor]) -> tuple[list[Tensor], dict[str, int]]:
+        """Rows and columns, their float32 remainders, and the choices of the kernels of single pairs."""
+        both = [self.rows.contiguous(), self.cols.contiguous()]
+        lost = [x.contiguous() for x in (rest[0], rest[-1])] if rest else both
+        return [*both, *lost], {"FAR": int(self.far), "REST": int(bool(rest)), **PAIRS}
 
     def _unit(self, pull: Tensor) -> Tensor:
         """A power of two to divide these numbers by, so that their products keep their digits in 16 bits."""
@@ -181,51 +226,6 @@ class Kernels(Launch):
             return pull.new_ones(())
         most = pull.abs().amax()
         return torch.where(most == 0, 1.0, torch.exp2(most.log2().ceil()))
-
-
-def near(rows: Tensor, cols: Tensor | None, place: Tensor, rest: Sequence[Tensor], far: bool) -> Tensor:
-    """Products or squared distances [n, P] of each row and its columns `place`, without a tensor [n, P, d]."""
-    from nearfar.engines._kernels_pairs import near as kernel
-
-    found, given, more = rows.new_empty(place.shape), *_pairs(rows, cols, rest)
-    with on_device(rows):
-        kernel[(-(-len(rows) // 16),)](
-            *given, place.contiguous(), found, len(rows), place.shape[1], rows.shape[1], FAR=int(far), **more
-        )
-    return found
-
-
-def near_back(
-    rows: Tensor, cols: Tensor | None, place: Tensor, slope: Tensor, rest: Sequence[Tensor], far: bool
-) -> tuple[Tensor, Tensor]:
-    """Gradients of rows and columns (empty if the columns are the rows), given those of the outputs of `near`."""
-    from nearfar.engines._kernels_pairs import near_back as kernel
-
-    given, more = _pairs(rows, cols, rest)
-    by_row = rows.new_zeros(rows.shape)
-    by_col = by_row if cols is None else cols.new_zeros(cols.shape)
-    (n, width), grid = rows.shape, (-(-len(rows) // 16), -(-rows.shape[1] // 64))
-    with on_device(rows):
-        kernel[grid](
-            *given, place.contiguous(), slope.contiguous(), by_row, by_col, n, place.shape[1], width, FAR=int(far),
-            **more,
-        )  # fmt: skip
-    return by_row, rows.new_empty(0) if cols is None else by_col
-
-
-def _pairs(rows: Tensor, cols: Tensor | None, rest: Sequence[Tensor]) -> tuple[list[Tensor], dict[str, int]]:
-    """Rows and columns, their float32 remainders, and the kernel's compile-time choices."""
-    both = [rows.contiguous(), (rows if cols is None else cols).contiguous()]
-    lost = [x.contiguous() for x in (rest[0], rest[-1])] if rest else both
-    return [*both, *lost], {"REST": int(bool(rest)), **PAIRS}
-
-
-def pad_steps(scores: Tensor, real: Tensor) -> tuple[Tensor, Tensor, int]:
-    """Scores and measures [n, P] of positives in float32, padded to whole steps, and the positives per step."""
-    step = min(STEP, scores.shape[1])
-    more = (0, -scores.shape[1] % step)
-    first, second = (torch.nn.functional.pad(x.detach().float(), more).contiguous() for x in (scores, real))
-    return first, second, step
 
 
 class States:

@@ -146,8 +146,8 @@ def _refuse_kernels(product: Product) -> str | None:
     fold, rule, window = product.over_wide.fold(), getattr(product.groups, "rule", None), window_of(product.miner)
     if product.draws:
         return "pairs are drawn"
-    if fold is None or fold.kind == "moments" or (fold.kind == "top" and (fold.fraction or fold.most > MOST)):
-        return f"{type(product.over_wide).__name__} counts members or sums squares"
+    if fold is None or fold.base or fold.kind == "moments" or fold.fraction or fold.most > MOST:
+        return f"{type(product.over_wide).__name__} counts members, or sums squares or powers"
     if window is not None and (window.closed or window.most is not None):
         return f"{type(product.miner).__name__} keeps no open interval of scores"
     if product.groups.scope == "triplets" and (fold.kind != "sum" or (rule is not None and rule.balanced)):
@@ -179,6 +179,7 @@ FOLDS = {
     "max": "max of l",
     "top": "mean of the K largest l",
     "moments": "mean of l + root of its variance",
+    "power": "mean of l, weighted by (1 + l/{a:g})^{b:g}",
 }
 WEIGHTS = {
     "exp": "exp((l - t)/γ)",
@@ -186,6 +187,7 @@ WEIGHTS = {
     "max": "1 at the largest",
     "top": "1/K for the K largest",
     "moments": "rises linearly with l",
+    "power": "(1 + l/{a:g})^{b:g}",
 }
 
 
@@ -202,13 +204,14 @@ def _describe(product: Product) -> tuple[str, ...]:
     fold, joined = wide.fold(), scope in ("batch", "anchor")
     who = "the batch" if scope in ("batch", "sign", "balanced") else "each row"
     members = "all pairs" if product.everyone or joined else "the negative pairs"
-    folded = repr(wide) if fold is None else FOLDS[fold.kind].format(gamma=fold.gamma)
+    kind = "power" if fold is not None and fold.base else "" if fold is None else fold.kind
+    folded = repr(wide) if fold is None else FOLDS[kind].format(gamma=fold.gamma, a=fold.base, b=fold.raised)
     lines.append(f"fold      t = {folded}, over {members} of {who}")
     link = "positive + negative value" if product.link is None else repr(product.link)
     sides = f"{wide!r} of all pairs" if joined else f"{product.over_positive!r} of positive pairs, {link}"
     lines.append(f"finish    {scope}: {sides}, {product.reduction}")
     if fold is not None:
-        lines.append(f"weigh     p ∝ {WEIGHTS[fold.kind]}, gradient Σ p·dl/ds")
+        lines.append(f"weigh     p ∝ {WEIGHTS[kind].format(a=fold.base, b=fold.raised)}, gradient Σ p·dl/ds")
     return tuple(lines)
 
 

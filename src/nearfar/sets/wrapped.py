@@ -138,6 +138,10 @@ class PowerWeights(UncertaintySet, swift=True):
 
     exact_gradient = False
 
+    def fold(self) -> Fold | None:  # noqa: D102
+        drops = self.zero == "drop"  # the power of a member without loss may not be a number
+        return None if drops else Fold("exp", held=True, base=self.shift, raised=self.power)
+
     def stream(self, groups: int, like: Tensor, orders: Orders = 1, cap: Cap | None = None) -> Stream:  # noqa: D102
         return _PowerStream(self, groups, like, orders, cap, gamma=1.0)
 
