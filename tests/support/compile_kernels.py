@@ -77,11 +77,13 @@ def main() -> None:
     numbers, near = torch.ones(ROWS), torch.ones(ROWS, 3)
     work(torch.bfloat16, itself=1, half=1).fold()
     work(torch.bfloat16, itself=1, half=1, sums=1).fold()
+    work(torch.bfloat16, half=1, shape=1, drop=1, keep=1, sums=3).fold()
     every = {"itself": 3, "similarity": 2, "power": 3.0, "drop": 1, "sums": 2, "flat": 1, "held": 1}
     work(torch.float32, 7, shape=1, side=2, **every).fold()
     saved = [numbers] * 4
     work(torch.float16, 7, saved, shape=2, **every).weigh()
-    work(torch.bfloat16, 0, saved, half=1, sums=1).weigh()
+    work(torch.bfloat16, 0, [numbers, numbers, numbers[:0], numbers], half=1, sums=1).weigh()
+    work(torch.bfloat16, 0, saved, half=1, shape=1, drop=1, sums=3).weigh()
     work(torch.float32, 7, shape=3, itself=2, similarity=1).hardest()
     work(torch.bfloat16, half=1).hardest()
     place = near.long()

@@ -14,7 +14,7 @@ from torch.nn.functional import pad
 
 from nearfar._utils.tensors import over
 from nearfar.engines.launch import Launch, Strip, on_device
-from nearfar.engines.spec import BELOW_TOP, LOSSES
+from nearfar.engines.spec import AROUND, BELOW_TOP, LOSSES, MOMENTS, POWER
 
 __all__ = ["Kernels"]
 
@@ -42,17 +42,25 @@ class Kernels(Launch):
         from nearfar.engines._kernels import fold
 
         spec, states = self.spec, States(self)
+        live = self._live()
         for strip in self.strips(STATES * self.blocks["BM"] // (2 * states.number), half=bool(spec.half)):
             rows, cols = states.empty(strip)
             self.start(
-                fold, strip, rows, cols, self.n, self.m, *strip.where, *self.numbers(), spec.high, spec.level,
-                1 / spec.gamma, SIDE=spec.side, MINED=int(self.floor is not None), HALF=spec.half, DROP=spec.drop,
-                EXP=spec.sums, **states.kept,
+                fold, strip, live, rows, cols, self.n, self.m, *strip.where, *self.numbers(), spec.high, spec.level,
+                1 / spec.gamma, spec.about, SIDE=spec.side, MINED=int(self.floor is not None), HALF=spec.half,
+                DROP=spec.drop, EXP=spec.sums, MARK=int(len(live) > 0), **states.kept,
             )  # fmt: skip
             states.add(rows, strip.r0)
             if spec.half:
                 states.add(cols, strip.c0)
-        return [*states.totals(), *(self.empty(0) for _ in range(4))]
+        return [*states.totals(), self.empty(0), live, self.empty(0), self.empty(0)]
+
+    def _live(self) -> Tensor:
+        """By tiles of the matrix, whether any of their weights is not 0; empty if that is not worth knowing."""
+        spec = self.spec
+        sparse = self.floor is not None or spec.drop or (spec.sums == LOSSES and spec.shape == POWER)
+        tall, wide = -(-self.n // self.blocks["BM"]), -(-self.m // self.blocks["BN"])
+        return self.empty(tall * wide * int(sparse and spec.keep)).zero_()
 
     def weigh(self) -> tuple[Tensor, Tensor, Tensor]:
         """Gradients of rows, columns and offset, from dF/dt [n] and the level and norm of the weights."""
@@ -60,18 +68,20 @@ class Kernels(Launch):
             return self._weigh_triplets()
         from nearfar.engines._kernels import weigh
 
-        level, norm, _, pull = self.more
+        level, norm, live, pull = self.more
         spec, unit = self.spec, self._unit(pull)
         level = level.float().contiguous()
+        norm = torch.ones_like(norm) if spec.sums == MOMENTS else norm
         coef = torch.where(norm == 0, 0.0, pull / unit / torch.where(norm == 0, 1.0, norm)).float().contiguous()
         learned = self.rows.new_zeros((), dtype=torch.float64)
         gradients = KernelGradients(self)
         for strip in self.strips(STRIP, half=bool(spec.half), least=TALL):
-            g, rows, cols = gradients.empty(strip)
+            g, rows, cols = gradients.empty(strip, zero=bool(spec.half or len(live)))
             learn = self.empty(strip.wide, strip.high if self.offset is not None else 0).zero_()
             self.start(
-                weigh, strip, level, coef, g, rows, cols, learn, self.n, self.m, *strip.where, *self.numbers(),
-                spec.high, spec.level, 1 / spec.gamma, SIDE=spec.side, MINED=int(self.floor is not None),
+                weigh, strip, live, level, coef, g, rows, cols, learn, self.n, self.m, *strip.where, *self.numbers(),
+                spec.high, spec.level, 1 / spec.gamma, spec.about, spec.first, spec.second, MARK=int(len(live) > 0),
+                SIDE=spec.side, MINED=int(self.floor is not None),
                 HALF=spec.half, DROP=spec.drop, EXP=spec.sums, FAR=int(self.far),
             )  # fmt: skip
             gradients.add(strip, g, rows, cols)
@@ -170,7 +180,7 @@ class Kernels(Launch):
         spec, unit, gradients = self.spec, self._unit(pull), KernelGradients(self)
         coef, (scores, real, step) = (pull / unit).float().contiguous(), self._steps()
         for strip in self.strips(STRIP, half=False, least=TALL):
-            g, rows, cols = gradients.empty(strip)
+            g, rows, cols = gradients.empty(strip, zero=False)
             self.start(
                 weigh_triplets, strip, scores, real, coef, g, rows, cols, self.n, self.m, scores.shape[1],
                 *strip.where, *self.numbers(), spec.low, spec.high, BAND=spec.band, DROP=spec.drop,
@@ -233,20 +243,22 @@ class States:
 
     def __init__(self, work: Kernels) -> None:
         spec = work.spec
-        self.work, self.tops = work, spec.sums == BELOW_TOP
+        self.work, self.tops, self.moments = work, spec.sums == BELOW_TOP, spec.sums == MOMENTS
         self.kept = {
-            "FLAT": int(spec.sums != LOSSES and spec.flat),
-            "HOLD": int(spec.sums != LOSSES and spec.held),
-            "SIZED": int(spec.drop or work.counted),
+            "FLAT": int(spec.sums in (AROUND, BELOW_TOP) and spec.flat),
+            "HOLD": int(spec.sums in (AROUND, BELOW_TOP) and spec.held),
+            "SIZED": int(spec.drop or self.moments or work.counted),
             "COUNTED": int(work.counted),
         }
-        self.number = 1 + self.tops + sum(self.kept.values())
+        self.number = 1 + self.tops + 2 * self.moments + sum(self.kept.values())
         self.found = self._nothing(work.empty(self.number, len(work.x), dtype=torch.float64))
 
     def _nothing(self, state: Tensor) -> Tensor:
         state.zero_()
         if self.tops:
             state[1].fill_(-torch.inf)
+        if self.moments:
+            state[2].fill_(torch.inf)
         return state
 
     def empty(self, strip: Strip) -> tuple[Tensor, Tensor]:
@@ -261,7 +273,10 @@ class States:
         """Merge the states [states, tiles, rows] of the rows from `first` on into the accumulated ones."""
         here = self.found[:, first : first + state.shape[2]]
         if not self.tops:
+            least = torch.minimum(here[2], state[2].amin(dim=0)) if self.moments else None
             here += state.sum(dim=1, dtype=torch.float64)
+            if least is not None:
+                here[2] = least
             return
         every = torch.cat([here[:, None], state.double()], dim=1)
         top = every[1].amax(dim=0)
@@ -282,10 +297,13 @@ class States:
         work, spec = self.work, self.work.spec
         found = [x[: work.n].clone() for x in self.found]  # the outputs of an operator must not share memory
         size, seen = (found[-2], found[-1]) if work.counted else work.members()
-        size = found[-1] if spec.drop and not work.counted else size
+        size = found[-1] if self.kept["SIZED"] and not work.counted else size
         if spec.sums == LOSSES:
             sums = found[0]
             return sums, size, seen, torch.zeros_like(sums), torch.ones_like(sums), torch.zeros_like(sums)
+        if self.moments:
+            total, second, least = found[:3]
+            return spec.first * total + 0.5 * spec.second * second, size, seen, least, total, second
         empty = size == 0
         norm, place = found[0], 1 + self.tops
         level = torch.where(empty, 0.0, found[1]) if self.tops else torch.full_like(norm, spec.level)
@@ -312,13 +330,13 @@ class KernelGradients:
         self.row_sums = work.empty(len(work.x) if self.far else 0).zero_()
         self.col_sums = self.row_sums if work.square else work.empty(len(work.y) if self.far else 0).zero_()
 
-    def empty(self, strip: Strip) -> tuple[Tensor, Tensor, Tensor]:
-        """Buffers for a strip of G, and for its row and column sums by tiles."""
+    def empty(self, strip: Strip, *, zero: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """Buffers for a strip of G, and for its row and column sums by tiles, which are 0 in tiles that write none."""
         entries = strip.high * strip.width
         if self.buffer.numel() < entries:
             self.buffer = self.work.empty(entries, dtype=self.work.type)
         sums = (self.work.empty(strip.wide, strip.high * self.far), self.work.empty(strip.tall, strip.width * self.far))
-        if self.work.spec.half:
+        if zero:
             sums = (sums[0].zero_(), sums[1].zero_())
         return self.buffer[:entries].view(strip.high, strip.width), *sums
 

@@ -152,7 +152,11 @@ class OperatorCall(Rows):
             if self.strips and spec.sums == BELOW_TOP:
                 spec = replace(spec, half=0, full=1)
         whole = whole and self.strips and spec.sums != BELOW_TOP and self.ranks.world == 1
-        spec = replace(spec, whole=int(whole and self.learns), keep=int(self.strips and not whole and self.learns))
+        spec = replace(
+            spec,
+            whole=int(whole and self.learns),
+            keep=int(not whole and self.learns and not torch.compiler.is_compiling()),
+        )
         rows, cols, pairs = self.rows, self._columns, self.pairs
         if side == "positive" and self.rest:
             rows, cols = self._around_classes()

@@ -146,8 +146,8 @@ def _refuse_kernels(product: Product) -> str | None:
     fold, rule, window = product.over_wide.fold(), getattr(product.groups, "rule", None), window_of(product.miner)
     if product.draws:
         return "pairs are drawn"
-    if fold is None or fold.base or fold.kind == "moments" or fold.fraction or fold.most > MOST:
-        return f"{type(product.over_wide).__name__} counts members, or sums squares or powers"
+    if fold is None or fold.base or fold.fraction or fold.most > MOST:
+        return f"{type(product.over_wide).__name__} counts members or sums powers"
     if window is not None and (window.closed or window.most is not None):
         return f"{type(product.miner).__name__} keeps no open interval of scores"
     if product.groups.scope == "triplets" and (fold.kind != "sum" or (rule is not None and rule.balanced)):

@@ -236,7 +236,8 @@ class Strips(Tiles):
         """Losses [t, u] of a tile for its rows, -inf for absent members; and for its columns if pairs are symmetric."""
         s = self.scores(tile)
         keep = self.keep(s, tile)
-        l = self.members_(self.losses(s, self.buffer("l", tile)), tile, -math.inf)
+        plain = self.spec.shape == LINE and self.spec.a == 1.0 and self.b == 0.0
+        l = self.members_(s if plain else self.losses(s, self.buffer("l", tile)), tile, -math.inf)
         if self.spec.half == 2 and tile.rows == tile.cols:
             l.masked_fill_(torch.ones_like(l, dtype=torch.bool).tril_(), -math.inf)
         if keep[0] is None:
@@ -325,18 +326,10 @@ class Strips(Tiles):
             near = s.gather(1, place[here])
             for p in range(place.shape[1]):
                 there = real[here, p].double()
-                z = torch.sub(s, near[:, p, None], out=self.buffer("x", tile))
-                l = self.losses(z, self.buffer("l", tile))
-                alive = self._counted(z, l, tile)
-                l = self.members_(l, tile) if alive is None else l.mul_(alive)
+                l, slope, factor, alive = self._of_positive(s, near[:, p, None], tile)
                 total[here] += torch.where(there > 0, there * self.sum(l, None, tile, 1), 0.0)
                 mine = weight[here] if alive is None else self.sum(alive, None, tile, 1)
                 size[here] += there * mine
-                if self.stepped:
-                    slope, factor = self._steps(l, alive if spec.drop else None, tile), spec.scale * spec.a
-                else:
-                    slope, factor = self._raw_slope(None, None, z, tile)
-                    slope = slope if alive is None else slope.mul_(alive)
                 pull = mine if slope is alive else self.sum(slope, None, tile, 1)
                 by_near[here, p] = torch.where(there > 0, there * pull * factor, 0.0).to(s.dtype)
                 g.addcmul_(slope, (there * factor).to(s.dtype)[:, None])
@@ -346,17 +339,27 @@ class Strips(Tiles):
         gradients = [self.x.new_empty(0) for _ in range(3)] if pulls is None else pulls.found()
         return [total, size, seen, *none, by_near, *gradients]
 
-    def _counted(self, z: Tensor, l: Tensor, tile: Tile) -> Tensor | None:
-        """1 for triplets that count by their score and loss, else 0; None if all count."""
-        if not self.spec.band and not self.spec.drop:
-            return None
-        alive = torch.gt(l, 0.0, out=self.buffer("alive", tile)) if self.spec.drop else None
-        if self.spec.band:
-            above = torch.gt(z, self.spec.low, out=self.buffer("free", tile))
-            above.mul_(torch.lt(z, self.spec.high, out=self.buffer("slope", tile)))
-            alive = above if alive is None else alive.mul_(above)
-        assert alive is not None  # noqa: S101
-        return self.members_(alive, tile)
+    def _of_positive(self, s: Tensor, near: Tensor, tile: Tile) -> tuple[Tensor, Tensor, float, Tensor | None]:
+        """Losses, slopes up to a factor, the factor, and which triplets count (None: all), of one positive a row."""
+        spec, l = self.spec, self.buffer("l", tile)
+        if self.stepped and spec.a == spec.scale == 1.0 and not spec.band:
+            z = l = torch.sub(s, near - self.b, out=l).clamp_min_(0.0)
+        else:
+            z = torch.sub(s, near, out=self.buffer("x", tile))
+            self.losses(z, l)
+        alive = torch.gt(self.members_(l, tile), 0.0, out=self.buffer("alive", tile)) if spec.drop else None
+        if spec.band:
+            inside = self.members_(torch.lt(z, spec.high, out=self.buffer("coef", tile)), tile)
+            if not (spec.drop and self.stepped and spec.a == 1.0 and spec.low == -self.b):  # losses imply the bound
+                inside.mul_(torch.gt(z, spec.low, out=self.buffer("slope", tile)))
+            l.mul_(inside)
+            alive = inside if alive is None else alive.mul_(inside)
+        elif alive is None:
+            self.members_(l, tile)
+        if self.stepped:
+            return l, self._steps(l, alive if spec.drop else None, tile), spec.scale * spec.a, alive
+        slope, factor = self._raw_slope(None, None, z, tile)
+        return l, slope if alive is None else slope.mul_(alive), factor, alive
 
 
 def blocks(l: Tensor) -> Tensor:

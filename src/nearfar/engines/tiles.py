@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -77,10 +78,12 @@ class Tiles:
         self.floor = None if floor is None else floor.detach().to(self.x.dtype).clamp(-FAR, FAR)
         # in float64: under float64 scores, a float32 offset must not round the constant
         self.b = spec.b if offset is None else float(spec.b + spec.by_offset * offset.detach().double())
-        self.left, self.right = self.x, self.y
-        if spec.similarity:  # -|x - y|² as one product of rows (2x, -1, -|x|²) and columns (y, |y|², 1)
-            self.left, self.right = _extend(self.x, 2.0), _extend(self.y, 1.0)
         self._buffers = dict[str, Tensor]()
+
+    @cached_property
+    def sides(self) -> tuple[Tensor, Tensor]:
+        """Rows and columns whose products are the scores; -|x - y|² as products of (2x, -1, -|x|²) and (y, |y|², 1)."""
+        return (_extend(self.x, 2.0), _extend(self.y, 1.0)) if self.spec.similarity else (self.x, self.y)
 
     # ------------------------------------------------------------------------------------ tiles
 
@@ -134,7 +137,8 @@ class Tiles:
 
     def scores(self, tile: Tile) -> Tensor:
         """Scores [t, u] of a tile."""
-        out = torch.mm(self.left[tile.rows], self.right[tile.cols].T, out=self.buffer("scores", tile))
+        left, right = self.sides
+        out = torch.mm(left[tile.rows], right[tile.cols].T, out=self.buffer("scores", tile))
         if self.spec.similarity == 2:
             out.clamp_max_(0.0).neg_().sqrt_().neg_()
         return out
@@ -272,7 +276,7 @@ class Tiles:
             elif cols is None:
                 found[here] = (self.y[at] * self.x[here, None]).sum(dim=2)
             else:
-                found[here] = (self.left[here] @ self.right[cols].T).gather(1, at)
+                found[here] = (self.sides[0][here] @ self.sides[1][cols].T).gather(1, at)
         if self.spec.similarity == 2:
             found.clamp_max_(0.0).neg_().sqrt_().neg_()
         return found
