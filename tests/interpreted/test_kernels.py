@@ -311,7 +311,7 @@ def test_a_call_goes_to_the_kernels(monkeypatch):
 @pytest.mark.parametrize("name", ["Contrastive", "distance", "mined", "DroKL", "DroChiSquare"])
 @pytest.mark.parametrize("references", [False, True])
 def test_tiles_without_weights_are_skipped(name, references, monkeypatch):
-    """Far classes, in order: most tiles have no negative pair with a loss."""
+    """Far classes, in order, of which two overlap: most tiles have no negative pair with a loss."""
     make = {
         "Contrastive": lambda: robust(groups="anchor_sign", pair=P.Hinge(0.5, 0.2), over=S.Mean()),
         "distance": lambda: L.Margin(),
@@ -320,14 +320,13 @@ def test_tiles_without_weights_are_skipped(name, references, monkeypatch):
         "DroChiSquare": lambda: L.DroChiSquare(rho=1.0),
     }[name]
     labels, rng = torch.arange(140) // 35, torch.Generator().manual_seed(0)
-    x = torch.nn.functional.one_hot(labels // 2, 6) + 0.4 * torch.randn(140, 6, generator=rng) * (labels < 2)[:, None]
-    x = (x + 0.05 * torch.randn(140, 6, generator=rng)).float()
+    x = torch.nn.functional.one_hot((labels - 1).clamp(min=0), 6) + 0.05 * torch.randn(140, 6, generator=rng)
     z, y = (x[20:].clone(), labels[20:]) if references else (None, None)
     seen, made = [], cuda.Kernels.fold
     monkeypatch.setattr(cuda.Kernels, "fold", lambda self: seen.append(made(self)) or seen[-1])
     same(make(), Given(x, z, nf.Relation.from_labels(labels, y)))
-    live = seen[-1][7]
-    assert 0 < int(live.count_nonzero()) < 0.7 * len(live)
+    shares = [float(found[7].count_nonzero() / len(found[7])) for found in seen if len(found[7])]
+    assert 0 < min(shares) < 0.7
 
 
 def test_half_precision_rows_use_half_precision_products(monkeypatch):

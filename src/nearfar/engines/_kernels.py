@@ -240,7 +240,7 @@ def fold(X, Y, NX, NY, RY, CY, RF, CF, RI, CI, RW, CW, FLOOR, OFFSET, LIVE, ROWS
         if MINED:
             kept = _mined(s, rm, n, FLOOR, high, 1)
             mine, counted = there & kept, seen & kept
-        live = _any(mine, l, SHAPE, EXP, MARK)
+        live = _any(mine, l, SHAPE, MARK)
         _reduce(l, mine, rm, rn, n, m, RW, CW, counted, ROWS, at, size, level, per_gamma, about, WEIGHTS, EXP, FLAT,
                 HOLD, SIZED, COUNTED, 1)  # fmt: skip
         if HALF:  # noqa: SIM102 - known when the kernel is compiled
@@ -252,7 +252,7 @@ def fold(X, Y, NX, NY, RY, CY, RF, CF, RI, CI, RW, CW, FLOOR, OFFSET, LIVE, ROWS
                     kept = _mined(s, rn, n, FLOOR, high, 0)
                     mine, counted = there & kept, seen & kept
                     if MARK:
-                        live = tl.maximum(live, _any(mine, l, SHAPE, EXP, MARK))
+                        live = tl.maximum(live, _any(mine, l, SHAPE, MARK))
                 _reduce(l, mine, rm, rn, n, m, RW, CW, counted, COLS, at, size, level, per_gamma, about, WEIGHTS, EXP,
                         FLAT, HOLD, SIZED, COUNTED, 0)  # fmt: skip
         if MARK:
@@ -270,11 +270,11 @@ def _counted(there, l, level, DROP: tl.constexpr, EXP: tl.constexpr):
 
 
 @triton.jit
-def _any(there, l, SHAPE: tl.constexpr, EXP: tl.constexpr, MARK: tl.constexpr):
+def _any(there, l, SHAPE: tl.constexpr, MARK: tl.constexpr):
     """1 if a pair of the tile has a weight and a slope, else 0."""
     live = 1.0
     if MARK:
-        if (EXP == 0) & (SHAPE == 1):
+        if SHAPE == 1:
             there = there & ((l == 0.0) == 0)
         live = tl.max(tl.max(there.to(tl.float32), 1), 0)
     return live

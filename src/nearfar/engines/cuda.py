@@ -58,7 +58,7 @@ class Kernels(Launch):
     def _live(self) -> Tensor:
         """By tiles of the matrix, whether any of their weights is not 0; empty if that is not worth knowing."""
         spec = self.spec
-        sparse = self.floor is not None or spec.drop or (spec.sums == LOSSES and spec.shape == POWER)
+        sparse = self.floor is not None or spec.drop or spec.shape == POWER
         tall, wide = -(-self.n // self.blocks["BM"]), -(-self.m // self.blocks["BN"])
         return self.empty(tall * wide * int(sparse and spec.keep)).zero_()
 
