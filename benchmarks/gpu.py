@@ -41,10 +41,10 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "src"))  # where the p
 
 from nearfar._utils.files import write_text
 from nearfar.bench import SUBJECTS, DeviceLostError, Limits, Patience, Plan, Row, measure, offered
-from nearfar.bench.launches import launches
-from nearfar.bench.pages import keep, known, line
-from nearfar.bench.subjects import PRECISIONS, Step, backward, batch, matmul, our_step
-from nearfar.bench.timing import clock_of, reason
+from nearfar.bench._launches import launches
+from nearfar.bench._pages import keep, known, line
+from nearfar.bench._subjects import PRECISIONS, Step, backward, batch, matmul, our_step
+from nearfar.bench._timing import clock_of, reason
 
 SHARES = {"correctness": 0.26, "small": 0.26, "graphs": 0.14, "waits": 0.02, "big": 0.32}
 """Shares of the time limit; what a probe does not need goes to the next ones."""

@@ -28,7 +28,7 @@ LAYERS = (
     ("losses", "distributed"),
     ("data", "evaluation", "batches", "geometry", "models"),
     ("runs", "linear", "pml"),
-    ("doctor", "report", "serve", "plot", "train", "studies", "tune", "bench"),
+    ("doctor", "report", "serve", "plot", "bench", "train", "studies", "tune"),
     ("cli", "__main__"),
 )
 WORDS = {

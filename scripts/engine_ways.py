@@ -13,7 +13,7 @@ from pathlib import Path
 
 import nearfar as nf
 from nearfar.engines import Plan, make_plan
-from nearfar.groups.groupings import Product
+from nearfar.groups._groupings import Product
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "guides" / "engines.md"
 HEAD = ("| loss | large batches |", "|---|---|")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import copy
 import hashlib
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -44,6 +45,11 @@ COMBINED = {
     ast.And: ast.Or,
     ast.Or: ast.And,
 }
+PRIVATE = re.compile(
+    r"/_(?!kernels|disk_files|disk_recall|exact_search|faiss|rank_counting|ranking_keys|top_k|cache|device_samples"
+    r"|glyphs|pixel_file|resample|shard_scan|tables|_)"
+)
+"""The underscore of modules that got it after the mutants were first drawn, and keep their names in the draw."""
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -102,7 +108,8 @@ class Mutant:
     def name(self) -> str:
         """Says which it is, without a line."""
         again = f" #{self.number}" if self.number else ""
-        return f"{self.path}::{'.'.join(self.place.names)} {self.kind}: {self.before} -> {self.after}{again}"
+        path = PRIVATE.sub("/", self.path)
+        return f"{path}::{'.'.join(self.place.names)} {self.kind}: {self.before} -> {self.after}{again}"
 
     @property
     def key(self) -> str:

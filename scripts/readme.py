@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from nearfar._utils.files import write_text
-from nearfar.bench.figure import draw
-from nearfar.bench.study import Cell, Row
+from nearfar.bench._figure import draw
+from nearfar.bench._results import Cell, Row
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE, RESULTS = ROOT / "README.md", ROOT / "benchmarks" / "results"

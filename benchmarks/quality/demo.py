@@ -32,8 +32,9 @@ from nearfar._utils.files import write_text
 from nearfar.data import DataSet, classes_by_name, open_data, part, transforms
 from nearfar.evaluation import evaluate
 from nearfar.models import small as network
-from nearfar.runs.config import Config, to_tree
-from nearfar.runs.journal import read
+from nearfar.runs._config import to_tree
+from nearfar.runs._journal import read
+from nearfar.runs._sections import Config
 from nearfar.train import fit, load, parse
 
 ROOT = Path(__file__).parents[2]

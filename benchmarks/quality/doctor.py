@@ -35,16 +35,17 @@ from rich.console import Console
 from nearfar._utils.files import write_text
 from nearfar.data import DataSet, View, open_data, part
 from nearfar.doctor import Thresholds, diagnose_journal, prescribe
-from nearfar.doctor.looks import judge, read_looks, take_look
-from nearfar.doctor.remedies import Patient
+from nearfar.doctor._looks import judge, read_looks, take_look
+from nearfar.doctor._remedies import Patient
 from nearfar.evaluation import evaluate
-from nearfar.evaluation.embed import evaluation_mode
+from nearfar.evaluation._embed import evaluation_mode
 from nearfar.losses import Triplet
-from nearfar.runs import parts
-from nearfar.runs.journal import read
+from nearfar.runs import _parts as parts
+from nearfar.runs._journal import read
 from nearfar.studies.grid import permuted
-from nearfar.train import fit, load, parse, processes
-from nearfar.train.state import prepare
+from nearfar.train import _processes as processes
+from nearfar.train import fit, load, parse
+from nearfar.train._state import prepare
 
 ROOT = Path(__file__).parents[2]
 FILES = {"omniglot": "omniglot_28.npz", "cub": "cub200_lite0_train.npz"}

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from nearfar._utils.files import read_text, write_text
-from nearfar.runs.config import Config, flat, to_tree
+from nearfar.runs._config import flat, to_tree
+from nearfar.runs._sections import Config
 from nearfar.studies import grid
 
 FREE = {"training.seed", "data.path", "model.weights", *(".".join(key) for key in grid.MANNER)}

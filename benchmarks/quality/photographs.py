@@ -34,7 +34,7 @@ from nearfar._utils.tables import as_json
 from nearfar.studies import grid
 from nearfar.studies._training import TrainingStudy, open_study, order_by_seed, summarize
 from nearfar.studies.grid import Line, Trial, Workers
-from nearfar.train.progress import NotFiniteError
+from nearfar.train._progress import NotFiniteError
 
 ROOT = Path(__file__).parents[2]
 STEPS, QUICK_STEPS = 200, 6

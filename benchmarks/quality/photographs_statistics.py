@@ -22,7 +22,7 @@ def difference(
     """`after` - `before` in points, paired by seed and class, with a 95% interval over both (two-level bootstrap).
 
     Seeds and classes are drawn with replacement, independently of each other; queries of a class stay together. None
-    where no seed has both runs.
+    where no seed has both runs. One seed says nothing about others, so its verdict is "cannot tell".
     """
     pairs = [(known[a.key]["classes"], known[b.key]["classes"]) for a, b in zip(before, after, strict=False)
              if all(known.get(t.key, {}).get("classes") for t in (a, b))]  # fmt: skip
@@ -33,7 +33,8 @@ def difference(
     queries = np.array(pairs[0][0]["queries"], dtype=float)
     mean = float((steps * queries).sum() / (len(steps) * queries.sum()))
     found = {"mean": 100 * mean, "low": 100 * low, "high": 100 * high, "seeds": len(pairs), "classes": len(queries)}
-    return found | {"verdict": "better" if low > 0 else "worse" if high < 0 else "cannot tell"}
+    clear = len(pairs) > 1
+    return found | {"verdict": "better" if clear and low > 0 else "worse" if clear and high < 0 else "cannot tell"}
 
 
 def bootstrap(steps: NDArray[Any], queries: NDArray[Any], *, seed: int = 0) -> tuple[float, float]:

@@ -103,7 +103,7 @@ def value_table(studies: Sequence[Found]) -> str:
     rows = []
     for name, tuned in METHODS.items():
         tried = [_by_value(each, name) for each in studies]
-        if not all(tried):
+        if not all(tried) or len(tuned.values) == 1:
             continue
         best, *_ = sorted(tuned.values, key=lambda value: -_over(tried, value))
         usual = _default(tuned)
@@ -131,6 +131,8 @@ def _over(tried: Sequence[Mapping[float, float]], value: float) -> float:
 
 def _default(tuned: Tuned) -> float | None:
     """The parameter's default in the library; None if it has none."""
+    if "." in tuned.parameter:
+        return tuned.default
     kind = getattr(losses, tuned.loss["name"])
     usual = signature(kind).parameters[tuned.parameter].default
     if usual is None:  # of `DroTopK`, which has it where neither k nor fraction is given

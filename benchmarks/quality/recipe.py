@@ -32,7 +32,7 @@ from typing import Any
 from ledger import Ledger
 
 from nearfar._utils.files import write_text
-from nearfar.runs.config import to_tree
+from nearfar.runs._config import to_tree
 from nearfar.studies import grid
 from nearfar.studies.grid import Line, Trial, Workers
 from nearfar.train import load, parse

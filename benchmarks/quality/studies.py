@@ -5,9 +5,14 @@ throughout; call it again with the same folder to continue:
 
     python benchmarks/quality/studies.py --jobs 14 --seconds 560 --folder nearfar-studies
 
-`--plan` runs other studies, in the order given, each as STUDY:DATA, or profs:DATA:table for Table 1 alone:
+`--plan` runs other studies, in the order given, each as STUDY:DATA or STUDY:DATA:PARTS, such as Table 1 alone, or whole
+networks on photographs (FOLDER holds the archives of CUB and of Flowers-102), in stretches of ten minutes:
 
     python benchmarks/quality/studies.py --plan profs:cub:table dro:cub noise:cub --path FOLDER --jobs 14
+    python benchmarks/quality/studies.py --plan profs:cub:first profs:flowers:first profs:cub:ablation \
+        profs:flowers:ablation --path FOLDER --checkpoints 10 --jobs 12 --seconds 300 --folder nearfar-whole
+    python benchmarks/quality/studies.py --plan dro:cub dro:flowers --path FOLDER --steps 300 --checkpoints 10 \
+        --jobs 5 --seconds 480 --folder nearfar-whole
 
 `--from` writes benchmarks/RESULTS-*.md, benchmarks/results and the figures:
 
@@ -31,6 +36,7 @@ from nearfar._utils.files import write_text
 from nearfar._utils.tables import as_json
 from nearfar.studies import dro, noise, profs
 from nearfar.studies._training import open_study, order_by_seed
+from nearfar.studies._training_figures import stem
 from nearfar.studies.grid import Trial, Workers
 
 ROOT = Path(__file__).parents[2]
@@ -72,13 +78,13 @@ def train(args):
                 print(f"{study.__name__} {data}: no time left; call again to continue", flush=True)
                 continue
             how = {"seeds": args.seeds, "steps": args.steps, "quick": args.quick, "seconds": left, "jobs": workers}
-            how |= {"precision": args.precision, "weights": args.weights}
+            how |= {"precision": args.precision, "weights": args.weights, "checkpoints": args.checkpoints}
             try:
                 found = study.reproduce(args.folder, data=data, path=place_of(data, args.path), **how, **more)
             except RuntimeError as error:  # there was no time to choose the learning rate
                 print(error, flush=True)
                 continue
-            write_text(args.folder / f"{found['study']}-{data}.md", tables(found))
+            write_text(args.folder / f"{found['stem']}.md", tables(found))
             spent = sum(line["seconds"] for line in found["runs"])
             print(
                 f"{found['study']} {data}: {len(found['runs'])} runs, {spent:.0f} s of runs; "
@@ -93,7 +99,7 @@ def write_report(found, args):
     topic, title = TOPICS[study]
     for each in found:
         STUDIES[study].draw(each, args.images)
-        write_text(args.results / f"{study}-{each['data']}.json", as_json(each, "runs", 7))
+        write_text(args.results / f"{stem(each)}.json", as_json(each, "runs", 7))
     full = "\n".join(f"## {each['data']}\n\n{tables(each)}" for each in found)
     write_text(args.results / f"{topic}.md", f"# {title}\n\n{full}")
     page = args.reports / f"RESULTS-{topic}.md"
@@ -127,10 +133,10 @@ def probe(args, steps=200):
 
 
 def step_of(text):
-    """A step of the plan from STUDY:DATA[:PARTS]; the parts, joined by commas, are those of profs."""
+    """A step of the plan from STUDY:DATA[:PARTS]; the parts, joined by commas, are those of profs or dro."""
     name, _, rest = text.partition(":")
     data, _, parts = rest.partition(":")
-    if name not in STUDIES or not data or (parts and name != "profs"):
+    if name not in STUDIES or not data or (parts and name == "noise"):
         raise argparse.ArgumentTypeError(f"{text!r} is not STUDY:DATA; the studies are {', '.join(STUDIES)}")
     return STUDIES[name], data, {"parts": tuple(parts.split(","))} if parts else {}
 
@@ -144,6 +150,7 @@ def main():
     parser.add_argument("--steps", type=int)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--seconds", type=float, help="begin no run after this time; call again to continue")
+    parser.add_argument("--checkpoints", type=int, default=0, help="score the test classes so often")
     parser.add_argument("--precision", choices=("float32", "bf16", "fp16", "float64"))
     parser.add_argument("--weights", type=Path, help="a file of weights for the network's trunk")
     parser.add_argument("--quick", action="store_true")

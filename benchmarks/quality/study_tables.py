@@ -6,11 +6,12 @@ by R@1, for benchmarks/RESULTS-*.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from textwrap import fill
 from typing import Any
 
 from nearfar._utils.tables import markdown
+from nearfar.studies import _training_figures as figures
 from nearfar.studies import dro, profs
 from nearfar.studies._training import HELD_OUT, spread, verdict
 
@@ -18,6 +19,7 @@ Found = Mapping[str, Any]
 SCORES = (
     "Scores are in percent on the test classes, read once, after the last step; ± is half a 95% t-interval over seeds."
 )
+NAMES = {"map_at_r": "MAP@R", "nmi": "NMI", "f1": "F1", "best_recall@1": "R@1 of the best checkpoint"}
 VERDICTS = {"better": "holds", "worse": "the opposite", "cannot tell": "cannot tell"}
 
 
@@ -31,6 +33,11 @@ def format_spread(found: Found | None, *, sign: bool = False) -> str:
         return "-"
     mean = f"{found['mean']:+.1f}" if sign else f"{found['mean']:.1f}"
     return mean if found["half"] is None else f"{mean} ± {found['half']:.1f}"
+
+
+def scores_of(found: Found, usual: Sequence[str]) -> dict[str, str]:
+    """The scores of a study, and their names in tables."""
+    return {score: NAMES.get(score, score.replace("recall", "R")) for score in found.get("scores", usual)}
 
 
 def format_difference(found: Found | None) -> str:
@@ -102,10 +109,10 @@ def _join(parts: Iterable[str]) -> str:
 
 
 def _pictures(found: Found) -> list[str]:
-    names = {"dro": ("imbalance", "k"), "profs": ("table", "projection"), "noise": ("",)}[found["study"]]
-    made = {"table": "table", "projection": "by_length"}
-    names = tuple(name for name in names if found.get(made.get(name, ""), True))
-    files = [f"{found['study']}-{found['data']}{name and '-'}{name}" for name in names]
+    names = {"dro": ("imbalance", "k", "time"), "profs": ("table", "projection"), "noise": ("",)}[found["study"]]
+    made = {"k": "by_k", "projection": "by_length"}
+    names = tuple(name for name in names if not name or found.get(made.get(name, name)))
+    files = [f"{figures.stem(found)}{name and '-'}{name}" for name in names]
     return [f"![{file}](../docs/images/{file}.png)" for file in files]
 
 
@@ -117,53 +124,99 @@ def _errors(cells: Iterable[Found]) -> str:
 
 
 def _dro(found: Found) -> list[str]:
-    head = ("method", *(f"R@{k}" for k in dro.RECALLS), "MAP@R", "failed")
+    scores = scores_of(found, (*(f"recall@{k}" for k in dro.RECALLS), "map_at_r"))
+    head = ("method", *scores.values(), "failed")
 
-    def row(name: str, each: Found) -> tuple[str, ...]:
-        return (name, *(format_spread(each[score]) for score in dro.SCORES), _errors([each]))
+    def table(first: str, cells: Mapping[str, Any]) -> str:
+        rows = [
+            (name, *(format_spread(each[score]) for score in scores), _errors([each])) for name, each in cells.items()
+        ]
+        return markdown((first, *head[1:]), rows)
 
-    base = str(2 * found["sizes"][-1])
-    steps = {k: text for k, text in differences_from(base, found["by_k"], "recall@1").items() if k != base}
-    return [
-        *_imbalance(found),
-        f"DRO-TopK against K at B = {found['sizes'][-1]}:",
-        markdown(("K", *head[1:]), [row(k, each) for k, each in found["by_k"].items()]),
-        f"R@1 minus that of K = 2B = {base}, paired by seed:",
-        markdown([f"K = {k}" for k in steps], [list(steps.values())]),
-        f"Grouped KL beside related losses, B = {dro.SMALL}, {dro.NARROW} dimensions:",
-        markdown(head, [row(name, each) for name, each in found["grouped"].items()]),
-        "The paper's claims as paired differences of R@1 (above zero: the claim holds here):",
-        _claims([found]),
-    ]
+    parts = _imbalance(found)
+    if found["by_k"]:
+        base, size = _base(found), dro.batch_of(found, "k")
+        steps = {k: text for k, text in differences_from(base, found["by_k"], "recall@1").items() if k != base}
+        parts += [f"DRO-TopK against K at B = {size}:", table("K", found["by_k"])]
+        parts += [
+            f"R@1 minus that of K = {base}, paired by seed:",
+            markdown([f"K = {k}" for k in steps], [list(steps.values())]),
+        ]
+    if found["grouped"]:
+        parts += [f"Grouped KL beside related losses, B = {dro.SMALL}, {dro.NARROW} dimensions:"]
+        parts += [table("method", found["grouped"])]
+    parts += _variants(found, table) + _times(found)
+    if found["claims"]:
+        parts += [
+            "The paper's claims as paired differences of R@1 (above zero: the claim holds here):",
+            _claims([found]),
+        ]
+    return parts
+
+
+def _base(found: Found) -> str:
+    """K = 2B, or the largest K if that was not run."""
+    wanted = str(2 * dro.batch_of(found, "k"))
+    return wanted if wanted in found["by_k"] else list(found["by_k"])[-1]
+
+
+def _variants(found: Found, table: Callable[[str, Mapping[str, Any]], str]) -> list[str]:
+    if not found.get("variants"):
+        return []
+    return [f"All variants, B = {dro.batch_of(found, 'variants')}:", table("method", found["variants"])]
+
+
+def _times(found: Found) -> list[str]:
+    if not found.get("time"):
+        return []
+    head = ("ms, forward + backward", *(f"B = {each['rows']}" for each in found["time"]))
+    rows = [(name, *(f"{each['ms'][name]:.2f}" for each in found["time"])) for name in found["time"][0]["ms"]]
+    return ["The time of a step, one thread, d = 1,024:", markdown(head, rows)]
 
 
 def _imbalance(found: Found) -> list[str]:
     sizes = found["sizes"]
     head = ("method", *(f"B = {size} (1 : {1 / found['ratios'][str(size)]:.0f})" for size in sizes))
-    rows = [
-        (name, *(format_spread(each[str(size)]["recall@1"]) for size in sizes))
-        for name, each in found["imbalance"].items()
-    ]
-    return ["R@1 against the ratio of positive to negative pairs, 5 samples a class, K = 2B:", markdown(head, rows)]
+    best = bool(found.get("checkpoints"))
+    parts = ["R@1 against the ratio of positive to negative pairs, 5 samples a class, K = 2B:"]
+    for score in ("recall@1", *(["best_recall@1"] if best else [])):
+        rows = [
+            (name, *(format_spread(each[str(size)][score]) for size in sizes))
+            for name, each in found["imbalance"].items()
+        ]
+        parts += (
+            [markdown(head, rows)]
+            if score == "recall@1"
+            else ["The same of the best checkpoint:", markdown(head, rows)]
+        )
+    return parts if sizes else []
 
 
 def _dro_summary(found: Found) -> list[str]:
-    base = str(2 * found["sizes"][-1])
-    steps = differences_from(base, found["by_k"], "recall@1")
-    scores = ("recall@1", "map_at_r")
-    return [
-        *_imbalance(found),
-        f"DRO-TopK against K at B = {found['sizes'][-1]}; the last column is R@1 minus that of K = {base}, by seed:",
-        markdown(
-            ("K", "R@1", "MAP@R", f"less K = {base}"),
-            [(k, *(format_spread(each[s]) for s in scores), steps[k]) for k, each in found["by_k"].items()],
-        ),
-        f"Grouped KL beside related losses, B = {dro.SMALL}, {dro.NARROW} dimensions:",
-        markdown(
-            ("method", "R@1", "MAP@R"),
-            [(name, *(format_spread(each[s]) for s in scores)) for name, each in found["grouped"].items()],
-        ),
-    ]
+    scores = {"recall@1": "R@1", "map_at_r": "MAP@R"} | (
+        {"best_recall@1": NAMES["best_recall@1"]} if found.get("checkpoints") else {}
+    )
+
+    def table(first: str, cells: Mapping[str, Any]) -> str:
+        rows = [(name, *(format_spread(each[score]) for score in scores)) for name, each in cells.items()]
+        return markdown((first, *scores.values()), rows)
+
+    parts = _imbalance(found)
+    if found["by_k"]:
+        base = _base(found)
+        steps = differences_from(base, found["by_k"], "recall@1")
+        parts += [
+            f"DRO-TopK against K at B = {dro.batch_of(found, 'k')}; the last column is R@1 minus that of K = {base}, "
+            "by seed:",
+            markdown(
+                ("K", *scores.values(), f"less K = {base}"),
+                [(k, *(format_spread(each[s]) for s in scores), steps[k]) for k, each in found["by_k"].items()],
+            ),
+        ]
+    if found["grouped"]:
+        parts += [f"Grouped KL beside related losses, B = {dro.SMALL}, {dro.NARROW} dimensions:"]
+        parts += [table("method", found["grouped"])]
+    return parts + _variants(found, table) + _times(found)
 
 
 def _claims(studies: Sequence[Found]) -> str:
@@ -189,17 +242,17 @@ def _rule(found: Found) -> str:
 
 
 def _profs(found: Found) -> list[str]:
-    parts = [_rule(found)]
+    parts, scores = [_rule(found)], scores_of(found, ("recall@1", "recall@10", "map_at_r", "nmi", "f1"))
     if found["table"]:
         rows = [
-            (name, variant, *(format_spread(each[score]) for score in profs.SCORES), _errors([each]))
+            (name, variant, *(format_spread(each[score]) for score in scores), _errors([each]))
             for name, row in found["table"].items()
             for variant, each in row.items()
         ]
-        parts.append(markdown(("loss", "batches", "R@1", "R@10", "MAP@R", "NMI", "F1", "failed"), rows))
+        parts.append(markdown(("loss", "batches", *scores.values(), "failed"), rows))
         parts += ["Differences, paired by seed:", _profs_differences(found)]
     if found["by_length"]:
-        rule = str(found["rule"]["M"])
+        rule = str(min(found["rule"]["M"], found["steps"]))
         paired = {name: differences_from(rule, row, "recall@1") for name, row in found["by_length"].items()}
         others = [length for length in map(str, found["lengths"]) if length != rule]
         rows = [(name, *(each[length] for length in others)) for name, each in paired.items()]
@@ -209,19 +262,19 @@ def _profs(found: Found) -> list[str]:
 
 
 def _profs_differences(found: Found) -> str:
-    names = [f"{after} less {before}" for before, after in profs.COMPARED]
+    names, last = list(found["overall"]), "PROFS + HNCM less plain"
     rows = [
         (
             loss,
             *(format_difference(row[name]["recall@1"]) for name in names),
-            format_spread(row[names[2]]["nmi"], sign=True),
+            format_spread(row[last]["nmi"], sign=True),
         )
         for loss, row in found["differences"].items()
     ]
     overall = found["overall"]
     cells = (format_spread(overall[name]["recall@1"], sign=True) for name in names)
-    rows.append(("mean over losses", *cells, format_spread(overall[names[2]]["nmi"], sign=True)))
-    return markdown(("loss", *(f"R@1, {name}" for name in names), f"NMI, {names[2]}"), rows)
+    rows.append(("mean over losses", *cells, format_spread(overall[last]["nmi"], sign=True)))
+    return markdown(("loss", *(f"R@1, {name}" for name in names), f"NMI, {last}"), rows)
 
 
 def _lengths(found: Found) -> str:
@@ -234,17 +287,31 @@ def _lengths(found: Found) -> str:
 
 def _profs_summary(found: Found) -> list[str]:
     """R@1 of every loss, its differences, and R@1 against M."""
-    names = [f"{after} less {before}" for before, after in profs.COMPARED[:2]]
+    variants = found.get("variants", profs.VARIANTS)
+    compared = profs.COMPARED[:2] if len(variants) == len(profs.VARIANTS) else profs.COMPARED_ALONE[1:]
+    names, best = [f"{after} less {before}" for before, after in compared], bool(found.get("checkpoints"))
     rows = []
     for loss, row in found["table"].items():
-        scores = [format_spread(row[each]["recall@1"]) if each in row else "-" for each in profs.VARIANTS]
+        scores = [format_spread(row[each]["recall@1"]) if each in row else "-" for each in variants]
         steps = found["differences"].get(loss, {})
         rows.append((loss, *scores, *(format_difference(steps[name]["recall@1"]) if steps else "-" for name in names)))
     means = [format_spread(found["overall"][name]["recall@1"], sign=True) for name in names] if rows else []
-    rows += [("mean over losses", "", "", "", *means)] if rows else []
+    rows += [("mean over losses", *[""] * len(variants), *means)] if rows else []
     parts = [_rule(found).split(" NMI")[0]]
-    parts += [markdown(("R@1", *profs.VARIANTS, *names), rows)] if rows else []
+    parts += [markdown(("R@1", *variants, *names), rows)] if rows else []
+    if best and rows:
+        rows = [(loss, *(_best(row.get(each)) for each in variants)) for loss, row in found["table"].items()]
+        parts += [f"R@1 of the best of {found['checkpoints']} checkpoints, and what it has over the last:"]
+        parts += [markdown(("R@1", *variants), rows)]
     return parts + (["R@1 with PROFS against M:", _lengths(found)] if found["by_length"] else [])
+
+
+def _best(cell: Found | None) -> str:
+    """R@1 of the best checkpoint, and the mean of what it has over the last."""
+    if cell is None or cell["recall@1"] is None:
+        return "-"
+    best, last = cell["best_recall@1"], cell["recall@1"]
+    return f"{format_spread(best)} ({best['mean'] - last['mean']:+.1f})"
 
 
 # Wrong labels

@@ -34,7 +34,7 @@ from torch.nn.functional import normalize
 
 import nearfar as nf
 from nearfar.evaluation import neighbors
-from nearfar.evaluation.k_means import runs
+from nearfar.evaluation._k_means import runs
 
 RESULTS = Path(__file__).parents[1] / "results"
 WIDTH, K = 512, 10

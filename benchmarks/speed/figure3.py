@@ -2,9 +2,9 @@
 
     python benchmarks/speed/figure3.py                 a minute or two on one core
 
-The contestants of one size take turns; medians of nine. Five rows a class, as the paper draws them. "LS" is lifted
-structure, which pytorch-metric-learning (PML) makes from all quadruples: it is left out where one step would take more
-than the limits of `nearfar.bench`. PML has no DRO losses; theirs is the time of the loss that DRO is meant to replace.
+The contestants of one size take turns; medians of nine. Five rows a class, as the paper draws them, and its losses:
+the margin loss on pairs, K = 2B, DRO-KL sampled, LS of eq. (3) (`nearfar reproduce dro --parts time` draws ours alone).
+pytorch-metric-learning (PML) has no DRO losses; theirs is the time of the loss that DRO is meant to replace.
 """
 
 from __future__ import annotations
@@ -18,42 +18,24 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from nearfar import losses as L
-from nearfar import miners, pairs
 from nearfar._utils.files import atomic_write, write_text
 from nearfar.bench import PEER, Limits, Patience, Plan, Task, peak
-from nearfar.bench.pages import as_json, markdown
-from nearfar.bench.study import about
-from nearfar.bench.subjects import Step
-from nearfar.bench.timing import LIMIT, threads, time_in_turns
+from nearfar.bench._pages import as_json, markdown
+from nearfar.bench._study import about
+from nearfar.bench._subjects import Step
+from nearfar.bench._timing import LIMIT, threads, time_in_turns
+from nearfar.studies._step_time import WIDTH, batch, losses_of
 
 RESULTS = Path(__file__).parents[1] / "results"
-WIDTH, EACH, SIZES = 1024, 5, (80, 160, 320, 480, 640)
+SIZES = (80, 160, 320, 480, 640)
 PEERS = {
     "PML semi-hard": "Triplet semihard",
     "PML distance-weighted": "miner DistanceWeighted",
     "PML MS": "MultiSimilarity + miner",
-    "PML LS": "LiftedStructure",
+    "PML LS": "GeneralizedLifted",
 }
-HOGS = ("PML LS",)
-"""Methods that take so much memory that the next one would be slowed: they take turns with the limit only."""
 BARS = {"PML MS": 1.3, "PML semi-hard": 2.0, "PML distance-weighted": 5.0}
 """How many times as long PML takes as DRO-TopK, at least."""
-
-
-def ours(size: int) -> dict[str, Step]:
-    logistic = pairs.Logistic()
-    return {
-        "DRO-TopK": L.DroTopK(k=2 * size, pair=logistic),
-        "DRO-TopK-PN": L.DroTopKPN(k=2 * size, pair=logistic),
-        "DRO-KL": L.DroKL(pair=logistic),
-        "semi-hard": L.Triplet(mining="semihard", reduction="nonzero"),
-        "distance-weighted": L.Margin(miner=miners.DistanceWeighted()),
-        "MS": L.MultiSimilarity(),
-        "LS": L.LiftedStructure(),
-    }
 
 
 def theirs(size: int) -> tuple[dict[str, Step], dict[str, str]]:
@@ -63,20 +45,12 @@ def theirs(size: int) -> tuple[dict[str, Step], dict[str, str]]:
     return {name: tasks[name].step() for name, why in failed.items() if not why}, {k: v for k, v in failed.items() if v}
 
 
-def batch(size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    labels = (torch.arange(size) // EACH)[torch.randperm(size, generator=generator)]
-    return torch.randn(size, WIDTH, generator=generator).requires_grad_(), labels
-
-
 def measure(sizes: tuple[int, ...], patience: Patience) -> list[dict[str, Any]]:
     found = []
     for size in sizes:
         peers, failed = theirs(size)
-        hog = {name: peers.pop(name) for name in HOGS if name in peers}
-        timed = time_in_turns({**ours(size), **peers}, *batch(size), patience)
-        alone = time_in_turns(hog, *batch(size), patience) if hog else timed
-        ms = {name: 1e3 * seconds for name, seconds in {**alone.seconds, **timed.seconds}.items()}
+        timed = time_in_turns({**losses_of(size), **peers}, *batch(size), patience)
+        ms = {name: 1e3 * seconds for name, seconds in timed.seconds.items()}
         ratios = {name: ms[name] / ms["DRO-TopK"] for name in ms if name != LIMIT}
         found.append({"rows": size, "rounds": timed.rounds, "ms": ms, "over_dro_topk": ratios, "failed": failed})
         print(size, {name: round(value, 2) for name, value in ms.items()}, flush=True)
@@ -84,7 +58,7 @@ def measure(sizes: tuple[int, ...], patience: Patience) -> list[dict[str, Any]]:
 
 
 def table(found: list[dict[str, Any]]) -> str:
-    names = [name for name in (*ours(8), *PEERS) if name in found[0]["ms"]]
+    names = [name for name in (*losses_of(8), *PEERS) if name in found[0]["ms"]]
     lines = [
         [name, *(_ms(each["ms"].get(name), each["failed"].get(name)) for each in found)] for name in (LIMIT, *names)
     ]

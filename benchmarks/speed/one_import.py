@@ -27,8 +27,8 @@ from torch import Tensor
 
 import nearfar
 from nearfar._utils.files import write_text
-from nearfar.bench.subjects import batch
-from nearfar.bench.timing import Patience, threads, time_in_turns
+from nearfar.bench._subjects import batch
+from nearfar.bench._timing import Patience, threads, time_in_turns
 from nearfar.pml import losses as our_losses
 from nearfar.pml import miners as our_miners
 

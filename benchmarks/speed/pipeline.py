@@ -21,10 +21,10 @@ from utilization import Utilization
 from nearfar._utils.console import Terminal
 from nearfar._utils.files import write_text
 from nearfar.data import open_data, part
-from nearfar.data.picture_cache import cache_data
+from nearfar.data._picture_cache import cache_data
 from nearfar.train import fit, parse
-from nearfar.train.build import Input, build_model
-from nearfar.train.scores import embed_samples
+from nearfar.train._build import Input, build_model
+from nearfar.train._scores import embed_samples
 
 ROOT = Path(__file__).parents[2]
 WARM = 20

@@ -22,7 +22,7 @@ import torch
 
 import nearfar as nf
 from nearfar.batches import MPerClass, Representatives
-from nearfar.batches.sampler import GlobalBatches
+from nearfar.batches._sampler import GlobalBatches
 
 RESULTS = Path(__file__).parents[1] / "results"
 BAR = 0.3

@@ -34,7 +34,7 @@ from PIL import Image
 
 from nearfar.data import transforms
 from nearfar.evaluation import Vectors, build_index
-from nearfar.evaluation.preprocessing import fingerprint_of
+from nearfar.evaluation._preprocessing import fingerprint_of
 from nearfar.models.saved import Network, Saved
 
 RESULTS = Path(__file__).parents[1] / "results"

@@ -33,10 +33,10 @@ import torch
 import nearfar as nf
 from nearfar._utils.files import Arrays, read_arrays, write_arrays
 from nearfar.batches import MPerClass
-from nearfar.data.pictures import Pictures
-from nearfar.data.samples import PackedNames, part
-from nearfar.data.shards import Members, ShardIndex, open_index
-from nearfar.data.splits import class_disjoint
+from nearfar.data._pictures import Pictures
+from nearfar.data._samples import PackedNames, part
+from nearfar.data._shards import Members, ShardIndex, open_index
+from nearfar.data._splits import class_disjoint
 
 RESULTS = Path(__file__).parents[1] / "results"
 MEGABYTES, MILLISECONDS = 64.0, 0.5

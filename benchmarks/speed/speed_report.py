@@ -20,8 +20,8 @@ from typing import Any
 from nearfar._utils.files import write_text
 from nearfar._utils.tables import markdown
 from nearfar.bench import PEER, SUBJECTS, Row
-from nearfar.bench.figure import draw
-from nearfar.bench.subjects import PRECISIONS
+from nearfar.bench._figure import draw
+from nearfar.bench._subjects import PRECISIONS
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "benchmarks" / "RESULTS-speed.md"

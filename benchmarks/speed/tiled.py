@@ -24,9 +24,10 @@ from typing import Any
 
 from nearfar._utils.files import write_text
 from nearfar.bench import SUBJECTS, Limits, Patience, Plan, Row, measure
-from nearfar.bench.figure import draw
-from nearfar.bench.pages import as_json, growth_table, line, markdown, setting, table
-from nearfar.bench.study import about, growth
+from nearfar.bench._figure import draw
+from nearfar.bench._pages import as_json, growth_table, line, markdown, setting, table
+from nearfar.bench._results import growth
+from nearfar.bench._study import about
 
 RESULTS = Path(__file__).parents[1] / "results"
 SIZES = (128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)

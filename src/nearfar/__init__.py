@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from nearfar.batches import Proximal
     from nearfar.distributed import CrossBatchMemory, Distributed, cached_step
     from nearfar.doctor import diagnose
-    from nearfar.evaluation import compare, evaluate
-    from nearfar.linear.learning_rate import suggest_step
+    from nearfar.evaluation import compare, evaluate, evaluate_retrieval
+    from nearfar.linear._learning_rate import suggest_step
 
 __version__ = "0.2.0"
 __all__ = [
@@ -58,6 +58,7 @@ __all__ = [
     "distributed",
     "doctor",
     "evaluate",
+    "evaluate_retrieval",
     "evaluation",
     "geometry",
     "groups",
@@ -88,7 +89,8 @@ _HOMES = {
     "compare": "nearfar.evaluation",
     "diagnose": "nearfar.doctor",
     "evaluate": "nearfar.evaluation",
-    "suggest_step": "nearfar.linear.learning_rate",
+    "evaluate_retrieval": "nearfar.evaluation",
+    "suggest_step": "nearfar.linear._learning_rate",
 }
 
 

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from samplers import labels_of, saved
 from torch.utils.data import DataLoader, TensorDataset
 
-from nearfar.batches import MPerClass, m_per_class
-from nearfar.batches.sampler import class_rounds
+from nearfar.batches import MPerClass
+from nearfar.batches import _m_per_class as m_per_class
+from nearfar.batches._sampler import class_rounds
 
 
 @st.composite

@@ -20,15 +20,23 @@ from nearfar.bench import (
     Row,
     measure,
     offered,
-    pages,
-    study,
-    subjects,
-    timing,
 )
-from nearfar.bench import launches as counting
-from nearfar.bench.launches import kernels_of, launches
-from nearfar.bench.pace import Pace
-from nearfar.bench.study import Subject
+from nearfar.bench import _launches as counting
+from nearfar.bench import (
+    _pages as pages,
+)
+from nearfar.bench import (
+    _study as study,
+)
+from nearfar.bench import (
+    _subjects as subjects,
+)
+from nearfar.bench import (
+    _timing as timing,
+)
+from nearfar.bench._launches import kernels_of, launches
+from nearfar.bench._pace import Pace
+from nearfar.bench._study import Subject
 from nearfar.cli.commands import bench as command
 from nearfar.cli.main import app
 

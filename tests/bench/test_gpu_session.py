@@ -71,7 +71,7 @@ def test_tables_are_kept_and_resumed(job, given, monkeypatch):
     first = results(given.output / "small.json")
     assert {each["precision"] for each in first} == {"float32", "bf16"}
     assert all(each["cells"]["auto"]["launches"] for each in first if each["rows"] == 16)
-    monkeypatch.setattr("nearfar.bench.study._row", None)  # nothing is measured again
+    monkeypatch.setattr("nearfar.bench._study._row", None)  # nothing is measured again
     job.small(given)
     assert results(given.output / "small.json") == first
 

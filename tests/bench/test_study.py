@@ -26,16 +26,26 @@ from nearfar.bench import (
     exponent,
     growth,
     measure,
-    memory,
-    pages,
     peak,
     report,
-    study,
-    subjects,
-    timing,
     write,
 )
-from nearfar.bench.study import Subject
+from nearfar.bench import (
+    _memory as memory,
+)
+from nearfar.bench import (
+    _pages as pages,
+)
+from nearfar.bench import (
+    _study as study,
+)
+from nearfar.bench import (
+    _subjects as subjects,
+)
+from nearfar.bench import (
+    _timing as timing,
+)
+from nearfar.bench._study import Subject
 from nearfar.cli.main import app
 
 FAST = Patience(rounds=1, seconds=1.0)
@@ -209,7 +219,7 @@ class _Fork:
         self.Process, self.Pipe = real.Process, real.Pipe
 
     def set_forkserver_preload(self, names):
-        assert "nearfar.bench.memory" in names
+        assert "nearfar.bench._memory" in names
 
 
 forks = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")  # PyTorch's threads rest meanwhile

@@ -18,11 +18,11 @@ from typer.testing import CliRunner
 from nearfar.cli.main import app
 from nearfar.cli.recommend import load_rows, recommend
 from nearfar.data import DataSet, Tensors
-from nearfar.data.splits import Shares
+from nearfar.data._splits import Shares
 from nearfar.doctor import diagnose_journal, diagnose_run
-from nearfar.runs.config import apply_flags, to_tree
+from nearfar.runs._config import apply_flags, to_tree
 from nearfar.train import Config, fit, load, parse
-from nearfar.train.recipe import FILE
+from nearfar.train._recipe import FILE
 
 QUIET = Console(quiet=True)
 SHORT = {"steps": 2, "explain_every": 1, "diagnose_every": 0, "evaluate_every": 2}

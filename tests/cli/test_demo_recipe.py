@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from nearfar.data._glyphs import TEST_SCRIPTS
-from nearfar.runs.config import flat, to_tree
+from nearfar.runs._config import flat, to_tree
 from nearfar.train import load, parse
 
 ROOT = Path(__file__).parents[2]

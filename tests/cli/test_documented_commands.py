@@ -11,7 +11,7 @@ import pytest
 import typer
 
 from nearfar.cli.main import app
-from nearfar.runs.config import Config
+from nearfar.runs._sections import Config
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

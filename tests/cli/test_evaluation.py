@@ -195,7 +195,7 @@ def test_help_reads_well(tmp_path):
     shown = run(tmp_path, "--help")
     for command in ("evaluate", "compare", "embed", "index", "search", "export"):
         assert re.search(rf"{command}\s+\w.*\.", shown), shown
-        assert "[required]" in run(tmp_path, command, "--help")
+        assert ("[required]" in run(tmp_path, command, "--help")) == (command != "evaluate")
     assert "1 x 32 x 32" in run(tmp_path, "embed", "--help")
 
 
@@ -308,3 +308,62 @@ def test_embed_refuses_what_does_not_fit(tmp_path):
     for data in ("glyph:test", "glyphs:all", "nowhere"):
         assert "not" in run(tmp_path, "embed", "m.pt2", TRUST, data, "-o", "o.npz", code=1)
     assert not (tmp_path / "o.npz").exists()
+
+
+@pytest.fixture
+def ranked(tmp_path):
+    rng = np.random.default_rng(0)
+    for name, gain in (("a", 0.0), ("b", 1.5)):
+        lines = [f"q{q} Q0 d{d} 0 {rng.normal() + gain * (d == q)} tag\n" for q in range(50) for d in range(60)]
+        (tmp_path / f"{name}.trec").write_text("".join(lines), encoding="utf-8")
+    (tmp_path / "q.txt").write_text("".join(f"q{q} 0 d{q} 1\n" for q in range(50)), encoding="utf-8")
+    return tmp_path
+
+
+def test_evaluate_and_compare_ranked_documents(ranked):
+    words = ["--run", "a.trec", "--qrels", "q.txt", "-k", 1, "-k", 10]
+    shown = run(ranked, "evaluate", *words, "--json", "e.json", "--per-query", "p.csv")
+    found = nf.evaluate_retrieval(ranked / "a.trec", ranked / "q.txt", ks=(1, 10))
+    for name, value in found.scores().items():
+        assert re.search(rf"{name}\s*│\s*{100 * value:.1f} ", shown), shown
+    assert "50 judged queries" in shown
+    assert json.loads((ranked / "e.json").read_text(encoding="utf-8"))["scores"] == pytest.approx(found.means)
+    head, *lines = (ranked / "p.csv").read_text(encoding="utf-8").splitlines()
+    assert head.split(",")[:3] == ["query", "relevant", "ndcg@1"]
+    assert len(lines) == 50
+    assert [float(line.split(",")[3]) for line in lines] == found.per_query["ndcg@10"].tolist()
+    other = nf.evaluate_retrieval(ranked / "b.trec", ranked / "q.txt", ks=(5,))
+    shown = run(ranked, "compare", "a.trec", "b.trec", "--qrels", "q.txt", "--score", "mrr@5")
+    assert shown.startswith("b.trec is better than a.trec: mrr@5")
+    assert f"{100 * other.means['mrr@5']:.1f}" in shown
+
+
+def test_evaluate_vectors_by_judgements(ranked):
+    x, _ = blobs()
+    Vectors(x[:50], name=[f"q{i}" for i in range(50)]).save(ranked / "queries.npz")
+    Vectors(x[:60] + 0.1, name=[f"d{i}" for i in range(60)]).save(ranked / "documents.npz")
+    shown = run(ranked, "evaluate", "queries.npz", "--gallery", "documents.npz", "--qrels", "q.txt", "-k", 10)
+    sides = tuple(Vectors.load(ranked / f"{name}.npz") for name in ("queries", "documents"))
+    assert f"{100 * nf.evaluate_retrieval(sides, ranked / 'q.txt', ks=(10,)).means['ndcg@10']:.1f}" in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["evaluate"], "name VECTORS, or --run and --qrels"),
+        (["evaluate", "--run", "a.trec"], "name them with --qrels"),
+        (["evaluate", "--qrels", "q.txt"], "--qrels needs either --run, or the VECTORS"),
+        (["evaluate", "v.npz", "--run", "a.trec", "--qrels", "q.txt"], "--qrels needs either --run, or the VECTORS"),
+        (["evaluate", "--run", "a.trec", "--qrels", "q.txt", "--clustering"], "need classes; leave them out"),
+        (["evaluate", "--run", "a.trec", "--qrels", "q.txt", "--processes", 2], "leave --processes out"),
+        (
+            ["evaluate", "--run", "a.trec", "--qrels", "q.txt", "--per-query", "q.txt"],
+            "--per-query q.txt is what is read",
+        ),
+        (["evaluate", "--run", "q.txt", "--qrels", "q.txt"], "line 1 of q.txt must hold 6 words, but holds 4"),
+        (["compare", "a.trec", "b.trec", "--qrels", "q.txt", "--score", "auc"], "score must be one of"),
+        (["compare", "a.trec", "none.trec", "--qrels", "q.txt"], "there is no file none.trec"),
+    ],
+)
+def test_ranked_documents_are_refused_in_one_sentence(ranked, words, message):
+    assert message in run(ranked, *words, code=1)

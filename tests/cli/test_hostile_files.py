@@ -20,10 +20,10 @@ from typer.testing import CliRunner
 from nearfar._utils import checkpoint
 from nearfar.cli.main import app
 from nearfar.data import _tables, open_data
-from nearfar.report.journal import read_journal
-from nearfar.runs.config import save
+from nearfar.report._journal import read_journal
+from nearfar.runs._config import save
 from nearfar.train import parse
-from nearfar.train.folder import MARK
+from nearfar.train._folder import MARK
 
 torch.set_num_threads(1)
 X, Y = np.random.default_rng(0).standard_normal((12, 4)).astype(np.float32), np.repeat(np.arange(4), 3)

@@ -18,9 +18,9 @@ from nearfar._utils.checks import check_seed
 from nearfar._utils.memory import check_room, free_memory
 from nearfar._utils.workers import Workers
 from nearfar.data import View, class_disjoint
-from nearfar.distributed.cross_batch_memory import bytes_of
+from nearfar.distributed._cross_batch_memory import bytes_of
 from nearfar.train import fit, parse
-from nearfar.train.dry_run import dry_run
+from nearfar.train._dry_run import dry_run
 
 X, Y = torch.eye(8), torch.arange(8) // 2
 SEEDED = {
@@ -79,7 +79,7 @@ GIB = 2**30
 
 @pytest.fixture
 def gibibyte(monkeypatch):
-    monkeypatch.setattr(memory, "free_memory", lambda device: GIB)
+    monkeypatch.setattr(memory, "_free_on_host", lambda: iter([GIB]))
 
 
 def test_a_memory_that_cannot_be_held_is_refused_before_it_is_allocated(gibibyte):
@@ -92,6 +92,19 @@ def test_a_memory_that_cannot_be_held_is_refused_before_it_is_allocated(gibibyte
         held(torch.randn(8, 128), Y)
     assert not len(held.embeddings)
     assert torch.isfinite(held(torch.randn(8, 16), Y))
+
+
+PROXIED = ["ArcFace", "CosFace", "NormalizedSoftmax", "ProxyAnchor", "ProxyNCA", "SoftTriple", "SubCenterArcFace"]
+
+
+@pytest.mark.parametrize("name", PROXIED)
+def test_proxies_that_cannot_be_held_are_refused_before_they_are_allocated(name, gibibyte):
+    loss = getattr(nf.losses, name)
+    width = 128 * getattr(loss(2, 128), "centers", 1)
+    with pytest.raises(ValueError, match=rf"^{name}: classes=10,000,000 of width {width:,} would take [\d.,]+ GiB of"):
+        loss(10**7, 128)
+    with torch.device("meta"):
+        assert loss(10**7, 128).proxies.is_meta
 
 
 BIG = {

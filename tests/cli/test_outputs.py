@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from nearfar._utils.files import protect, write_text
 from nearfar.cli.commands.command import OUTPUTS
 from nearfar.cli.main import app
-from nearfar.runs.config import save
+from nearfar.runs._config import save
 from nearfar.train import fit
 
 pytestmark = pytest.mark.filterwarnings("ignore")

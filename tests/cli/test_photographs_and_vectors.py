@@ -19,7 +19,7 @@ import nearfar as nf
 from nearfar._utils.files import plain_target
 from nearfar.cli.commands import embedding
 from nearfar.evaluation import Vectors
-from nearfar.evaluation.fingerprint import of_weights
+from nearfar.evaluation._fingerprint import of_weights
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of torch's own exporters
 EMBED = ("embed", "m.pt", TRUST, "--size", 8)

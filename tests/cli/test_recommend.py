@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from nearfar.cli.recommend import Facts, Row, load_rows, recommend
-from nearfar.runs.parts import check
+from nearfar.runs._parts import check
 from nearfar.train import parse
 
 ROWS = (

@@ -21,7 +21,7 @@ from torch.distributed.run import get_args_parser
 
 from nearfar.cli.commands.training import OPTIONS
 from nearfar.evaluation import Vectors, embed
-from nearfar.evaluation.embed import clear, embed_chunks, mark_done, read_chunks, wait_for_others
+from nearfar.evaluation._embed import clear, embed_chunks, mark_done, read_chunks, wait_for_others
 from nearfar.train import fit, load
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of torch's own exporters

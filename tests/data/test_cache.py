@@ -13,11 +13,11 @@ import torch
 from PIL import Image
 
 from nearfar.data import Tensors, View, _pixel_file, class_disjoint, part, transforms
-from nearfar.data import picture_cache as module
+from nearfar.data import _picture_cache as module
+from nearfar.data._picture_cache import cache_data, cache_pictures
+from nearfar.data._pictures import CorruptImageError, Pictures
 from nearfar.data._pixel_file import PixelFile
-from nearfar.data.picture_cache import cache_data, cache_pictures
-from nearfar.data.pictures import CorruptImageError, Pictures
-from nearfar.data.samples import DataSet
+from nearfar.data._samples import DataSet
 from nearfar.data.transforms import Photograph
 from nearfar.train import fit
 

@@ -14,10 +14,10 @@ from typer.testing import CliRunner
 from nearfar import report
 from nearfar.cli.main import app
 from nearfar.data import ByName, CorruptImageError, Labeled, Pictures, View, genuine, open_data, part, transforms
-from nearfar.doctor.callback import _draw_samples as drawn
+from nearfar.doctor._callback import _draw_samples as drawn
 from nearfar.evaluation import evaluate
 from nearfar.train import fit
-from nearfar.train.scores import embed_samples, score
+from nearfar.train._scores import embed_samples, score
 
 pytestmark = pytest.mark.filterwarnings("ignore::nearfar.data.CorruptImageWarning")
 PLAIN = transforms.get("none", train=False)

@@ -15,7 +15,7 @@ from shard_cases import png
 
 import nearfar as nf
 from nearfar.data import Tensors, genuine, open_data, transforms
-from nearfar.data.picture_cache import cache_pictures
+from nearfar.data._picture_cache import cache_pictures
 
 BIRDS = ("gull", "tern", "wren", "crow")
 

@@ -14,10 +14,10 @@ from PIL import Image
 from shell import run
 
 from nearfar.data import open_data
-from nearfar.data.registry import MARKS, kind_of
+from nearfar.data._registry import MARKS, kind_of
 from nearfar.train import load, parse
-from nearfar.train.build import set_data_name
-from nearfar.train.recipe import default_config
+from nearfar.train._build import set_data_name
+from nearfar.train._recipe import default_config
 
 SIDE = 72
 """Large enough for a photograph."""

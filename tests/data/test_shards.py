@@ -23,11 +23,11 @@ from webdataset.tariterators import group_by_keys, tar_file_expander
 import nearfar as nf
 from nearfar.batches import MPerClass
 from nearfar.data import View, _cache, genuine, open_data, part, transforms
-from nearfar.data.picture_cache import cache_pictures
-from nearfar.data.samples import PackedNames
-from nearfar.data.shards import Members, ShardIndex, open_index
+from nearfar.data._picture_cache import cache_pictures
+from nearfar.data._samples import PackedNames
+from nearfar.data._shards import Members, ShardIndex, open_index
 
-module = importlib.import_module("nearfar.data.shards")  # the package has a function of this name
+module = importlib.import_module("nearfar.data._shards")  # the package has a function of this name
 
 
 def value(picture) -> int:

@@ -10,7 +10,7 @@ from runs import config, tiny
 
 from nearfar.data import Tensors, classes_by_name
 from nearfar.train import fit, load
-from nearfar.train.build import class_shares, split
+from nearfar.train._build import class_shares, split
 
 BIRDS = ("gull, herring", "gull, ivory", "tern, arctic", "tern, little", "wren", "Gull")
 

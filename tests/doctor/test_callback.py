@@ -14,10 +14,11 @@ from typer.testing import CliRunner
 from nearfar import report
 from nearfar.cli.commands import training
 from nearfar.cli.commands.command import Command
-from nearfar.doctor import Doctor, Finding, Thresholds, diagnose_run, prescribe, remedies
-from nearfar.doctor.looks import Look, judge, read_looks, take_look
-from nearfar.doctor.prescription import apply_remedy
-from nearfar.runs.config import apply_flags
+from nearfar.doctor import Doctor, Finding, Thresholds, diagnose_run, prescribe
+from nearfar.doctor import _remedies as remedies
+from nearfar.doctor._looks import Look, judge, read_looks, take_look
+from nearfar.doctor._prescription import apply_remedy
+from nearfar.runs._config import apply_flags
 from nearfar.train import Result, fit, parse
 
 HARD = {"name": "Triplet", "mining": "hard", "margin": 0.2}
@@ -274,6 +275,10 @@ def test_what_cannot_be_followed_is_said(ill, tmp_path):
         apply_remedy(Finding("odd", "alarm", "", "Look at the data."), config())
     with pytest.raises(ValueError, match="already has the remedy"):
         apply_remedy(Finding("odd", "alarm", "", "", flags=(("training.steps", "20"),)), config())
+    with pytest.raises(ValueError, match="cross_batch_memory"):  # a configuration that cannot be trained
+        apply_remedy(
+            Finding("odd", "alarm", "", "", flags=remedies.NEAR_CLASSES), config(training={"cross_batch_memory": 40})
+        )
 
 
 ILL = {
@@ -290,7 +295,7 @@ ILL = {
 
 @pytest.mark.parametrize("what", ILL)
 def test_every_collapse_has_a_remedy_that_runs(what):
-    from nearfar.runs import parts
+    from nearfar.runs import _parts as parts
 
     settings = parse(ILL[what])
     flags = remedies.against_collapse(settings)

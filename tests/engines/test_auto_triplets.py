@@ -10,7 +10,7 @@ from engine_cases import CLOSE, largest, measured, on
 
 import nearfar as nf
 from nearfar.engines import auto, tiles
-from nearfar.groups.triplets import widest
+from nearfar.groups._triplets import widest
 from nearfar.relations import layout
 
 L = nf.losses
@@ -58,7 +58,7 @@ def test_what_the_table_decides_is_not_counted(engines, monkeypatch):
     def counted(relation):
         raise AssertionError
 
-    monkeypatch.setattr("nearfar.groups.triplets.widest", counted)
+    monkeypatch.setattr("nearfar.groups._triplets.widest", counted)
     assert taken(L.Triplet(margin=0.3), torch.arange(2048) // 4) == "_apply"
 
 

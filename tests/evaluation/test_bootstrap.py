@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import nearfar as nf
-from nearfar.evaluation.bootstrap import Interval, intervals, resampled_means
-from nearfar.evaluation.evaluate import Evaluation
-from nearfar.evaluation.retrieval import PerQuery
+from nearfar.evaluation._bootstrap import Interval, intervals, resampled_means
+from nearfar.evaluation._evaluate import Evaluation
+from nearfar.evaluation._retrieval import PerQuery
 
 SIMULATIONS = 400
 RESAMPLES = 500

@@ -12,9 +12,9 @@ from sklearn.cluster import KMeans
 from sklearn.metrics import adjusted_mutual_info_score, normalized_mutual_info_score
 
 from nearfar.evaluation import k_means
-from nearfar.evaluation.clustering import clustering_scores, nmi_ami_f1, pair_f1
+from nearfar.evaluation._clustering import clustering_scores, nmi_ami_f1, pair_f1
 
-module = importlib.import_module("nearfar.evaluation.k_means")
+module = importlib.import_module("nearfar.evaluation._k_means")
 torch.set_num_threads(1)
 
 

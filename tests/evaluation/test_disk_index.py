@@ -16,7 +16,8 @@ from disks import full_disk
 from forks import ran
 from needs import need
 
-from nearfar.evaluation import DiskIndex, Index, Vectors, build_index, disk_build, neighbors, open_index
+from nearfar.evaluation import DiskIndex, Index, Vectors, build_index, neighbors, open_index
+from nearfar.evaluation import _disk_build as disk_build
 
 torch.set_num_threads(1)
 KINDS = ("exact", "ivf", "ivfpq", "hnsw")
@@ -359,7 +360,7 @@ def test_large_files_are_verified_where_asked(built, tmp_path, monkeypatch):
     shutil.copytree(built / "ivfpq", tmp_path / "i")
     path = tmp_path / "i" / "vectors.npy"
     path.write_bytes(path.read_bytes()[:-1] + b"?")
-    monkeypatch.setattr("nearfar.evaluation.disk_index.SMALL", 1)
+    monkeypatch.setattr("nearfar.evaluation._disk_index.SMALL", 1)
     DiskIndex(tmp_path / "i")
     with pytest.raises(ValueError, match=r"vectors\.npy has changed since it was written"):
         DiskIndex(tmp_path / "i", verify=True)

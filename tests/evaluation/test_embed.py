@@ -13,7 +13,7 @@ from forks import ran, start
 from torch import nn
 
 from nearfar.evaluation import Vectors, embed
-from nearfar.evaluation.embed import CHUNK
+from nearfar.evaluation._embed import CHUNK
 
 
 class ScoredPairs(torch.utils.data.Dataset):

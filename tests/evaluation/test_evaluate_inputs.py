@@ -128,7 +128,7 @@ def test_relations_equal_the_oracle(kind, ties, similarity):
 
 
 def test_strips_of_a_relation_change_nothing(monkeypatch):
-    from nearfar.evaluation import retrieval
+    from nearfar.evaluation import _retrieval as retrieval
 
     relation = nf.Relation.from_multilabel(torch.from_numpy(HOT))
     told = []

@@ -138,6 +138,6 @@ def test_a_bad_example(tmp_path):
 
 
 def test_an_older_pytorch_is_named(monkeypatch, tmp_path):
-    monkeypatch.setattr("nearfar.evaluation.export.RECENT", False)
+    monkeypatch.setattr("nearfar.evaluation._export.RECENT", False)
     with pytest.raises(ImportError, match=r"^export_onnx needs PyTorch 2\.11 or newer, but this is \d+\.\d+"):
         export_onnx(nn.Linear(2, 2), torch.ones(1, 2), tmp_path / "m.onnx")

@@ -18,9 +18,9 @@ from nearfar._utils import checkpoint
 from nearfar.data import transforms
 from nearfar.data.transforms import Moved, Photograph, Plain
 from nearfar.evaluation import Vectors, export_onnx
-from nearfar.evaluation.preprocessing import Pixels, beside_graph, describe, from_description, from_text
+from nearfar.evaluation._preprocessing import Pixels, beside_graph, describe, from_description, from_text
 from nearfar.models import registry
-from nearfar.runs.config import to_tree, to_yaml
+from nearfar.runs._config import to_tree, to_yaml
 from nearfar.train import parse
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of torch's own exporters

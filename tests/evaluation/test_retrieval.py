@@ -11,7 +11,7 @@ import torch
 from oracles import retrieval as oracle
 from retrieval_cases import PROBLEMS, judged, problem
 
-module = importlib.import_module("nearfar.evaluation.retrieval")
+module = importlib.import_module("nearfar.evaluation._retrieval")
 retrieve = module.retrieve
 torch.set_num_threads(1)
 
@@ -48,7 +48,7 @@ def test_ranks_beyond_the_list_are_counted_to_the_end():
 def test_memory_stays_that_of_a_tile_where_most_answers_lie_deep():
     """10,000 queries of which nearly none finds its one right answer: every rank is counted over all rows."""
     script = (
-        "import resource, torch; from nearfar.evaluation.retrieval import retrieve; torch.set_num_threads(1);"
+        "import resource, torch; from nearfar.evaluation._retrieval import retrieve; torch.set_num_threads(1);"
         "x, y = torch.randn(10_000, 16), torch.arange(10_000) // 2; retrieve(x[:1000], y[:1000]);"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss; retrieve(x, y);"
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)"

@@ -8,10 +8,10 @@ import torch
 
 from nearfar import models
 from nearfar.data import View
-from nearfar.data.samples import DataSet
-from nearfar.train import build as module
+from nearfar.data._samples import DataSet
+from nearfar.train import _build as module
 from nearfar.train import fit
-from nearfar.train.build import compile_trunk
+from nearfar.train._build import compile_trunk
 from tests.data.test_cache import KEYS, files, pictures, shrunk, stored  # noqa: F401
 
 pytestmark = [

@@ -19,7 +19,7 @@ from fuzz_run import check_kernels
 from interpreter import unfused
 
 import nearfar as nf
-from nearfar.groups.triplets import AngularScore, Rule, Triplets
+from nearfar.groups._triplets import AngularScore, Rule, Triplets
 
 assert os.environ["TRITON_INTERPRET"] == "1"  # before triton is imported, which reads it once
 # NumPy's, of exponentials that are masked afterwards

@@ -313,8 +313,8 @@ def test_a_call_goes_to_the_kernels(monkeypatch):
 def test_tiles_without_weights_are_skipped(name, references, monkeypatch):
     """Far classes, in order, of which two overlap: most tiles have no negative pair with a loss."""
     make = {
-        "Contrastive": lambda: robust(groups="anchor_sign", pair=P.Hinge(0.5, 0.2), over=S.Mean()),
-        "distance": lambda: L.Margin(),
+        "Contrastive": lambda: robust(groups="anchor_sign", pair=P.Hinge(0.1, 0.5), over=S.Mean()),
+        "distance": lambda: L.Margin(beta=1.0),
         "mined": lambda: L.MultiSimilarity(miner=M.MultiSimilarity(0.05)),
         "DroKL": lambda: L.DroKL(),
         "DroChiSquare": lambda: L.DroChiSquare(rho=1.0),
@@ -326,7 +326,8 @@ def test_tiles_without_weights_are_skipped(name, references, monkeypatch):
     monkeypatch.setattr(cuda.Kernels, "fold", lambda self: seen.append(made(self)) or seen[-1])
     same(make(), Given(x, z, nf.Relation.from_labels(labels, y)))
     shares = [float(found[7].count_nonzero() / len(found[7])) for found in seen if len(found[7])]
-    assert 0 < min(shares) < 0.7
+    assert 0 < min(shares) < 0.5  # of symmetric pairs, those below the diagonal are never computed
+    assert references or min(shares) < 0.4
 
 
 def test_half_precision_rows_use_half_precision_products(monkeypatch):

@@ -13,8 +13,8 @@ from linear_problems import hessian, problem, problems
 from oracles import descent as oracle
 
 from nearfar.linear import TripletObjective, ccp, descend, psd_reference, safe_step
-from nearfar.linear.ccp import Subproblem, ccp_step, duality_gap, majorizer
-from nearfar.linear.descent import size
+from nearfar.linear._ccp import Subproblem, ccp_step, duality_gap, majorizer
+from nearfar.linear._descent import size
 
 
 @pytest.mark.parametrize(("margin", "mu"), [(0.0, 1.0), (0.5, 0.3)])
@@ -115,7 +115,7 @@ def test_a_subproblem_that_went_wrong_is_refused(monkeypatch):
     f, A, _, _ = problem(0)
     worse = Subproblem(3 * A, 0.0, 0.0, 1)  # it claims a low value of the model, but f is larger there
     assert float(f.value(worse.A)) > float(f.value(A))
-    monkeypatch.setattr(sys.modules["nearfar.linear.ccp"], "ccp_step", lambda *_, **__: worse)
+    monkeypatch.setattr(sys.modules["nearfar.linear._ccp"], "ccp_step", lambda *_, **__: worse)
     path = ccp(f, A, steps=5)
     assert path.reason == "rounding"
     assert path.values == [float(f.value(A))]

@@ -13,7 +13,7 @@ from linear_problems import hessian, problem, problems
 from oracles import descent as oracle
 
 from nearfar.linear import TripletObjective, descend, safe_step
-from nearfar.linear.descent import exact_step, single_triplet_step, size
+from nearfar.linear._descent import exact_step, single_triplet_step, size
 
 E1, E2 = (torch.eye(2, dtype=torch.float64)[i : i + 1] for i in range(2))
 

@@ -21,9 +21,9 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from nearfar.linear import TripletLearner
-from nearfar.linear.fitting import START, Problem, Run
-from nearfar.linear.initialization import initialize
-from nearfar.linear.stochastic import Plan
+from nearfar.linear._fitting import START, Problem, Run
+from nearfar.linear._initialization import initialize
+from nearfar.linear._stochastic import Plan
 from nearfar.sets import KL, Mean, TopK
 
 SOLVERS = ("auto", "sgd", "gd", "ccp", "convex")

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.functional import softplus
 
 import nearfar as nf
-from nearfar.linear.learning_rate import StepGuard, Suggestion, suggest_step
+from nearfar.linear._learning_rate import StepGuard, Suggestion, suggest_step
 
 
 def features(seed=0, n=40, m=6):

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from nearfar.linear.neighbors import KINDS, choose, differences, sort_classes
-from nearfar.linear.stochastic import Batch, anneal, triplet_weights
+from nearfar.linear._neighbors import KINDS, choose, differences, sort_classes
+from nearfar.linear._stochastic import Batch, anneal, triplet_weights
 from nearfar.sets import KL, TopK
 
 

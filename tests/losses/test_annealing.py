@@ -9,7 +9,7 @@ from runs import config, journal, tiny, weights
 import nearfar as nf
 from nearfar.losses import Triplet
 from nearfar.losses.annealing import Anneal, Annealing, advance
-from nearfar.runs import parts
+from nearfar.runs import _parts as parts
 from nearfar.sets import KL, Worst
 from nearfar.train import fit
 

@@ -10,9 +10,9 @@ import torch
 from table import BATCHES, IDS, ROWS, random_batch, some, tensors
 
 import nearfar as nf
-from nearfar.groups.groupings import AnchorSign, Balanced, Batch, Sign
-from nearfar.groups.ranking import Bins, Ranking
-from nearfar.groups.triplets import Positive, Triplets
+from nearfar.groups._groupings import AnchorSign, Balanced, Batch, Sign
+from nearfar.groups._ranking import Bins, Ranking
+from nearfar.groups._triplets import Positive, Triplets
 from nearfar.links import Add, HingeLink, LiftedLink, SoftplusLink
 
 L = nf.losses

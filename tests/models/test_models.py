@@ -10,12 +10,13 @@ import torch
 from needs import need
 from torch import nn
 
-from nearfar.data import open_data
+from nearfar.data import open_data, transforms
 from nearfar.data.transforms import Photograph
 from nearfar.models import Embedder, build, freeze_norms, timm_torchvision
 from nearfar.models.lite0 import Lite0
-from nearfar.train.build import compile_trunk
+from nearfar.train._build import compile_trunk
 
+IMAGENET = timm_torchvision.IMAGENET_MEAN, timm_torchvision.IMAGENET_STD
 DATA = Path(__file__).parents[2] / ".." / "shared" / "data"
 torch.set_num_threads(1)
 
@@ -135,6 +136,7 @@ def test_flip_is_the_mean_with_the_mirror_image_outside_training(normalize):
         (lambda: build("linear", inputs=(20_000,), embedding_dim=None), "a head of 20000 x 20000 numbers"),
         (lambda: build("linear", inputs=(7,), flip=True), r"flip mirrors pictures .* inputs have the shape \[7\]"),
         (lambda: Embedder(nn.Identity(), embedding_dim=2, size=(3, 4)), r"gave shape \[1, 3, 4\]"),
+        (lambda: build("linear", inputs=(7,), pool="max"), r"pool='max' needs feature maps, but .* vectors \[1, 7\]"),
     ],
 )
 def test_errors(call, told):
@@ -271,6 +273,41 @@ def test_torchvision_trunks_lose_only_pool_and_classifier(vision):
         x = torch.randn(1, 3, 64, 64)
         with torch.no_grad():
             torch.testing.assert_close(getattr(whole, last)(trunk(x).mean(dim=(2, 3))), whole(x), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("name", "pixels"), [("googlenet", 224), ("inception_v3", 299)])
+@pytest.mark.parametrize("source", ["file", "none"])
+def test_inception_networks_train_without_their_auxiliary_classifiers(vision, name, pixels, source, tmp_path):
+    from torchvision import models
+
+    torch.manual_seed(0)
+    whole = models.get_model(name, init_weights=True, transform_input=True).eval()
+    torch.save(whole.state_dict(), tmp_path / "published.pth")
+    how = {"weights": tmp_path / "published.pth"} if source == "file" else {"pretrained": False}
+    largest, mean = (build(f"torchvision:{name}", embedding_dim=4, pool=pool, **how) for pool in ("max", "avg"))
+    assert mean.size == (3, pixels, pixels)
+    largest.load_state_dict(mean.state_dict())
+    x = torch.rand(2, 3, 96, 96)
+    maps = mean.eval().trunk(x)
+    torch.testing.assert_close(largest.eval()._pool_features(x), maps.amax(dim=(2, 3)))
+    torch.testing.assert_close(mean._pool_features(x), maps.mean(dim=(2, 3)))
+    if source == "file":  # the transform of our network, and that of the published one
+        ours, theirs = (transforms.Plain(*each) for each in ((mean.mean, mean.std), IMAGENET))
+        pictures = (x[:1] * 255).byte()
+        with torch.no_grad():
+            features = mean._pool_features(ours.render(pictures, x))
+            expected = whole(theirs.render(pictures, x))
+        torch.testing.assert_close(whole.fc(features), expected, atol=1e-4 * expected.abs().max().item(), rtol=1e-4)
+    mean.train()
+    first, second = mean(x), mean(x)
+    assert torch.equal(first, second)  # no dropout
+    first.sum().backward()
+    assert all(parameter.grad is not None for parameter in mean.parameters())
+
+
+def test_a_pool_is_refused_where_the_trunk_pools_itself(vision):
+    with pytest.raises(ValueError, match=r"pool='max' needs feature maps, but the trunk gives vectors \[1, 1280\]"):
+        build("torchvision:mnasnet0_5", pretrained=False, pool="max", inputs=(3, 64, 64))
 
 
 def test_unknown_backbones(vision):

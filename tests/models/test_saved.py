@@ -16,20 +16,20 @@ from shop import photographs
 
 import nearfar as nf
 from nearfar.data import transforms
-from nearfar.evaluation.preprocessing import describe, fingerprint_of
+from nearfar.evaluation._preprocessing import describe, fingerprint_of
 from nearfar.models.saved import Network, Saved, read
 from nearfar.train import fit, open_run
 
 PLAIN = transforms.get("none", False)
 NETWORKS = {
     "small": Network("small", 6, (1, 16, 16), bn_neck=True),
-    "groups": Network("small", 6, (3, 16, 16), pool="both", group_norms=True),
+    "groups": Network("lite0", 6, (3, 32, 32), pool="both", group_norms=True),
     "linear": Network("linear", 3, (5,), normalize=False),
     "mlp": Network("mlp", 3, (2, 4), hidden=7),
     "hidden": Network("linear", 3, (5,), hidden=4, float64=True),
     "frozen": Network("small", 4, (1, 16, 16), freeze_norms=True),
     "lite0": Network("lite0", 8, (3, 64, 64)),
-    "flip": Network("small", None, (1, 16, 16), pool="gem", flip=True),
+    "flip": Network("small", None, (1, 16, 16), flip=True),
 }
 
 

@@ -119,7 +119,7 @@ def settings(photographs, **more):
 
 
 def shape_of(config):
-    from nearfar.train.build import Input, open_dataset
+    from nearfar.train._build import Input, open_dataset
 
     return Input.of(config, open_dataset(config.data)).shape
 

@@ -343,13 +343,17 @@ def sup_con(E, y, temperature=0.1, reduction="nonzero"):
     return _reduce(values, reduction, len(y))
 
 
-def proxy_nca(E, y, proxies, scale=1):
-    """mean_i log(1 + sum_{c != y_i} e^(scale (s_ic - s_iy_i))), s_ic = -|x_i - proxy_c|^2 of unit vectors."""
+def proxy_nca(E, y, proxies, scale=1, own=True):
+    """mean_i log(1 + sum_{c != y_i} e^(scale (s_ic - s_iy_i))), s_ic = -|x_i - proxy_c|^2 of unit vectors.
+
+    Without the own proxy: the same less the 1.
+    """
     S = scores(E, proxies, "neg_squared_euclidean")
     terms = []
     for i in range(len(y)):
         others = [c for c in range(len(proxies)) if c != y[i]]
-        terms.append(log_one_plus_sum([scale * (S[i, c] - S[i, y[i]]) for c in others]))
+        steps = [scale * (S[i, c] - S[i, y[i]]) for c in others]
+        terms.append(log_one_plus_sum(steps) if own else log_sum(steps))
     return _average(terms)
 
 

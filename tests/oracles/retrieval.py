@@ -203,3 +203,28 @@ def tar_at_far(positive, negative, far):
         if wrong <= far + 1e-12:
             best = max(best, sum(a > threshold for a in positive) / len(positive))
     return best
+
+
+def judged(run, qrels, query, k):
+    """nDCG, MAP, MRR, recall and precision at k of one query; of equal scores the larger document name is first."""
+    grades = qrels[query]
+    found = run.get(query, {})
+    ranked = []
+    for document in found:  # insertion sort
+        place = 0
+        while place < len(ranked) and (found[ranked[place]], ranked[place]) > (found[document], document):
+            place += 1
+        ranked.insert(place, document)
+    gains = [max(0, grades.get(document, 0)) for document in ranked][:k]
+    best = sorted((grade for grade in grades.values() if grade > 0), reverse=True)
+    dcg, ideal = (sum(g / math.log2(i + 2) for i, g in enumerate(list_[:k])) for list_ in (gains, best))
+    precisions = [sum(g > 0 for g in gains[: i + 1]) / (i + 1) for i, gain in enumerate(gains) if gain > 0]
+    first = next((i + 1 for i, gain in enumerate(gains) if gain > 0), math.inf)
+    hits = sum(gain > 0 for gain in gains)
+    return {
+        "ndcg": dcg / ideal if best else 0.0,
+        "map": sum(precisions) / len(best) if best else 0.0,
+        "mrr": 1 / first,
+        "recall": hits / len(best) if best else 0.0,
+        "precision": hits / k,
+    }

@@ -7,7 +7,7 @@ import inspect
 import pytest
 
 import nearfar as nf
-from nearfar.groups.triplets import Triplets
+from nearfar.groups._triplets import Triplets
 
 L, S, P, M = nf.losses, nf.sets, nf.pairs, nf.miners
 NEEDED = {"k": 5, "top": 2, "wrong": 0.2, "rho": 1.0, "classes": 4, "dim": 3}
@@ -51,6 +51,8 @@ def test_what_came_is_named():
         return str(error.value)
 
     assert said(pair="logistic") == "DroKL: pair must be a PairLoss, such as nf.pairs.Hinge(), but came as 'logistic'."
+    with pytest.raises(TypeError, match=r"^MultiSimilarity: miner .* nf\.miners\.Hard\(\) or a number, but"):
+        L.MultiSimilarity(miner="hard")
     assert said(pair=P.Hinge) == (
         "DroKL: pair must be a PairLoss, such as nf.pairs.Hinge(), but came as the class Hinge, which must be called "
         "first."

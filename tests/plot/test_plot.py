@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 import nearfar as nf
-from nearfar.plot.pair_weights import over_scores
+from nearfar.plot._pair_weights import over_scores
 from nearfar.plot.style import COLORS, MARKS, NEGATIVE, POSITIVE, words
 
 NAMES = {0: "$a_$ & <b>", 1: "_hidden", 2: "a name that is far longer than any axis has room for"}

@@ -109,6 +109,7 @@ def test_every_attribute_can_be_set_after_construction(name):
         "nu",
         "learn_beta",
         "boundaries",
+        "boundary",
         "curve",
         "triplets_per_anchor",
     }

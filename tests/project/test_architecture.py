@@ -24,8 +24,9 @@ ORACLES = sorted((Path(__file__).parents[1] / "oracles").glob("[!t]*.py"))
 PUBLIC = {
     "nearfar": """
         DegenerateBatchWarning Explanation CrossBatchMemory Distributed Proximal Relation RobustLoss
-        batches cached_step compare data diagnose distributed doctor evaluate evaluation geometry groups linear links
-        losses miners models pairs plot pml report runs sets similarity studies suggest_step train tune
+        batches cached_step compare data diagnose distributed doctor evaluate evaluate_retrieval evaluation geometry
+        groups linear links losses miners models pairs plot pml report runs sets similarity studies suggest_step train
+        tune
     """,
     "nearfar.batches": "HardClasses MPerClass Proximal Representatives Violations violations",
     "nearfar.plot": "class_confusion class_recall embedding_map gallery recall_curve weights",

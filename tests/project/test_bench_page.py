@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from nearfar.bench import Cell, Plan, Row
-from nearfar.bench.pages import keep
-from nearfar.bench.study import about
+from nearfar.bench._pages import keep
+from nearfar.bench._study import about
 
 ROOT = next(folder for folder in Path(__file__).parents if (folder / "pyproject.toml").is_file())
 sys.path.insert(0, str(ROOT / "benchmarks" / "speed"))

@@ -15,8 +15,8 @@ from vision import mend
 
 import nearfar
 from nearfar.cli.demo import recipe
-from nearfar.runs.config import to_tree
-from nearfar.runs.parts import check, make_loss
+from nearfar.runs._config import flat, read_yaml, to_tree
+from nearfar.runs._parts import check, make_loss
 from nearfar.train import load
 
 ROOT = Path(__file__).parents[2]
@@ -75,13 +75,17 @@ def test_the_demo_is_a_configuration_too():
     assert to_tree(load(ROOT / "configs" / "glyphs.yaml")) == to_tree(recipe())
 
 
-def test_the_papers_settings():
-    bird, product = (load(ROOT / f"configs/papers/can2019_{name}.yaml") for name in ("cub", "sop"))
-    assert (bird.optimizer.lr, product.optimizer.lr) == (1e-5, 1e-4)
-    assert bird.optimizer.betas == (0.9, 0.99)
-    assert bird.optimizer.head_lr_mult == 10
-    assert bird.optimizer.proximal == 1e-3
-    assert product.batches.options == {"batch_size": 128, "samples": 2, "rho": 6, "hard_classes": True}
-    robust = load(ROOT / "configs/papers/qi2020_cub.yaml")
-    assert robust.data.transform == "qi2020"
-    assert robust.model.freeze_norms
+@pytest.mark.parametrize(("paper", "page"), [("can2019", "can-2019"), ("qi2020", "qi-2020")])
+def test_the_papers_settings(paper, page):
+    """The configurations of a paper have the values of the table on its page, which names the sections."""
+    text = (ROOT / "docs" / "papers" / f"{page}.md").read_text(encoding="utf-8").split("\n## Settings\n")[1]
+    lines = [line for line in text.split("\n## ")[0].splitlines() if line.startswith("| ")]
+    (_, *names, _, section), *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
+    assert (section, len(rows) >= 9) == ("section", True)
+    files = {file.stem: load(file) for file in CONFIGS if file.stem.startswith(f"{paper}_")}
+    assert sorted(files) == sorted(f"{paper}_{name}" for name in names)
+    for key, *values, _, section in rows:
+        assert section
+        for name, value in zip(names, values, strict=True):
+            found = flat(to_tree(files[f"{paper}_{name}"]))[key.strip("`")]
+            assert found == read_yaml(key, value), f"{name}: {key}"

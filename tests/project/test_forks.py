@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 from forks import POSSIBLE, Fork, ran, start
+from processes import ended
+from processes import start as start_ranks
 
 CODES = {
     "end": ("import sys; print('shown', sys.argv); print('said', file=sys.stderr)", 0),
@@ -51,3 +55,27 @@ def test_signals_and_those_that_do_not_end():
     assert waiting.poll() is None
     with pytest.raises(subprocess.TimeoutExpired):
         waiting.communicate(timeout=0.0)
+
+
+def test_no_other_process_can_take_the_port_of_a_group_before_its_ranks_meet():
+    """Otherwise rank 0 fails, and rank 1 waits at a port that answers nothing."""
+    ranks = start_ranks("import os, sys; print(os.environ['MASTER_PORT'], file=sys.stderr)", world=2)
+    port, same = map(int, ended(ranks, 20))
+    assert port == same
+    with socket.socket() as other, pytest.raises(OSError, match="in use"):
+        other.bind(("127.0.0.1", port))
+
+
+@pytest.mark.skipif(not POSSIBLE, reason="forks are for Linux")
+def test_what_all_ranks_wrote_is_shown_if_one_is_late(tmp_path):
+    code = """import os, sys, time
+print('rank', os.environ['RANK'], file=sys.stderr, flush=True)
+open(sys.argv[1] + os.environ['RANK'], 'w').close()
+time.sleep(1000 * (os.environ['RANK'] == '0'))"""
+    ranks = start_ranks(code, str(tmp_path / "rank"), world=2)
+    while ranks[1].poll() is None or not (tmp_path / "rank0").exists():
+        time.sleep(0.01)
+    late, fine = ended(ranks, 0.0)
+    assert late.splitlines() == ["still running after 0 s", "rank 0"]
+    assert fine.splitlines() == ["rank 1"]
+    assert [rank.returncode for rank in ranks] == [None, 0]

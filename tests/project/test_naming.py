@@ -18,7 +18,8 @@ from needs import need
 
 import nearfar as nf
 from nearfar.cli.main import app
-from nearfar.runs.config import Config, flat, to_tree
+from nearfar.runs._config import flat, to_tree
+from nearfar.runs._sections import Config
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src"

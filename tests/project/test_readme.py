@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import nearfar as nf
-from nearfar.runs.config import load
-from nearfar.runs.parts import check
+from nearfar.runs._config import load
+from nearfar.runs._parts import check
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))

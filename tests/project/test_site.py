@@ -99,7 +99,7 @@ def test_a_name_is_shown_once():
 
 def test_every_kind_of_name_has_its_words():
     first = inspect.getdoc(nearfar.evaluate).split("\n\n")[0]
-    assert reference.summary("nearfar.evaluation.evaluate.evaluate") == " ".join(first.split())
+    assert reference.summary("nearfar.evaluation._evaluate.evaluate") == " ".join(first.split())
     assert "run" in reference.summary("nearfar.runs.changes.MAY_CHANGE")
     assert "|" not in reference.summary("nearfar.similarity.Cosine").replace(r"\|", "")
 

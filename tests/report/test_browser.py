@@ -15,9 +15,9 @@ from runs import config, tiny
 
 from nearfar import report
 from nearfar._utils.page import document
-from nearfar.report.curves import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Axis
+from nearfar.report._curves import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Axis
 from nearfar.train import fit
-from nearfar.tune.page import Mark, scatter
+from nearfar.tune._page import Mark, scatter
 
 pytestmark = pytest.mark.browser
 

@@ -23,10 +23,10 @@ from runs import config, tiny
 
 import nearfar as nf
 from nearfar import report
-from nearfar.report.gallery import gallery
-from nearfar.report.inputs import read_inputs
-from nearfar.report.journal import QUANTITIES, read_journal
-from nearfar.report.maps import GRID, on_grid, principal, sample
+from nearfar.report._gallery import gallery
+from nearfar.report._inputs import read_inputs
+from nearfar.report._journal import QUANTITIES, read_journal
+from nearfar.report._maps import GRID, on_grid, principal, sample
 from nearfar.train import fit
 
 HOSTILE = "<script>alert(1)</script>\"'</script><!--&amp;\u2028"

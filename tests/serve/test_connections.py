@@ -18,8 +18,8 @@ from nearfar.evaluation import Index
 from nearfar.serve import Searcher
 
 need("fastapi", "prometheus_client", "uvicorn")
+from nearfar.serve._server import Countdown, bind, run  # noqa: E402
 from nearfar.serve.app import Limits, create_app  # noqa: E402
-from nearfar.serve.server import Countdown, bind, run  # noqa: E402
 
 HEADERS = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
 SEARCH = b"POST /search HTTP/1.1\r\nHost: localhost\r\nContent-Type: %s\r\nContent-Length: %d\r\n\r\n"
@@ -114,7 +114,7 @@ def test_slow_bodies_are_given_up(monkeypatch):
     with serving(seconds=0.2) as server:
         with lines(server, 1, SEARCH % (b"image/jpeg", 40) + b"a") as (line,):
             assert answer(line) == 408
-        monkeypatch.setattr("nearfar.serve.server.LINGER", 0.1)
+        monkeypatch.setattr("nearfar.serve._server.LINGER", 0.1)
         with lines(server, 1, SEARCH % (b"text/plain", 9999)) as (line,):  # refused before its body has come
             assert answer(line) == 415
             trickle(line)

@@ -318,7 +318,7 @@ def test_it_listens_on_loopback_and_stops_after_some_seconds(home):
 def test_connections_of_a_client(home, monkeypatch, words, wanted):
     given = []
     monkeypatch.setattr(
-        "nearfar.serve.server.run", lambda app, listening, countdown, limits, seconds: given.append(limits)
+        "nearfar.serve._server.run", lambda app, listening, countdown, limits, seconds: given.append(limits)
     )
     run(home, "serve", "shop.index", "--port", 0, *words)
     assert [limits.per_client for limits in given] == [wanted]

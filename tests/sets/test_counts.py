@@ -11,8 +11,8 @@ import torch
 from table import DIM
 
 import nearfar as nf
-from nearfar.runs import parts
-from nearfar.runs.config import load
+from nearfar.runs import _parts as parts
+from nearfar.runs._config import load
 from nearfar.sets.counts import multiple, scaled
 
 L, S = nf.losses, nf.sets

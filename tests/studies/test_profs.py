@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nearfar.runs import parts
+from nearfar.runs import _parts as parts
 from nearfar.studies import _training, profs
 from nearfar.studies import _training_figures as figures
 from nearfar.studies._training import open_study, spread, verdict
@@ -63,11 +63,11 @@ def test_files(study):
         assert (folder / f"profs-vectors-{name}.png").read_bytes().startswith(b"\x89PNG")
     kept = json.loads((folder / "profs-vectors.json").read_text(encoding="utf-8"))
     assert set(kept) == set(found)
-    assert len(kept["runs"]) == len(found["runs"]) == 2 * (2 * 3 + 2 * 4)  # the rule's own M is the table's run
+    assert len(kept["runs"]) == len(found["runs"]) == 2 * (2 * 3 + 2 * 2)  # the rule's own M is the table's run
     assert [line["error"] for line in kept["runs"]] == [None] * len(kept["runs"])
     assert kept["rule"]["M"] == 6
     assert kept["rule"]["cycle"] == 30
-    assert kept["lengths"] == [1, 2, 6, 18, 60]
+    assert kept["lengths"] == [1, 2, 3]  # a longer projection than the run is the run
 
 
 def test_numbers_are_those_of_the_runs(study):
@@ -85,7 +85,7 @@ def test_numbers_are_those_of_the_runs(study):
     assert paired["half"] == pytest.approx(half, rel=1e-4)
     means = [each["PROFS less plain"]["map_at_r"]["mean"] for each in found["differences"].values()]
     assert found["overall"]["PROFS less plain"]["map_at_r"]["mean"] == pytest.approx(np.mean(means))
-    assert found["by_length"]["Triplet-hard"]["6"]["keys"] == row["PROFS"]["keys"]
+    assert found["by_length"]["Triplet-hard"]["3"]["keys"] == row["PROFS"]["keys"]
 
 
 def test_variants_are_what_they_say(study):
@@ -111,7 +111,7 @@ def test_page_and_redrawing(study, tables, tmp_path):
     assert page == tables.tables(found)
     assert "| Contrastive-hard | PROFS + HNCM |" in page
     assert "| mean over losses |" in page
-    assert "| loss | M = 1 | M = 2 | M = 6 | M = 18 | M = 60 |" in page
+    assert "| loss | M = 1 | M = 2 | M = 3 |" in page
     profs.draw(kept, tmp_path)
     for name in ("table", "projection"):
         file = f"profs-vectors-{name}.png"
@@ -137,12 +137,45 @@ def test_the_whole_plan_is_valid(vectors, tmp_path):
     how = {"data": "vectors", "path": vectors, "seeds": 3, "jobs": 1, "quick": False, "seconds": None}
     with open_study("profs", tmp_path, **how) as study:
         cells = profs._table_cells(study, profs.LOSSES, 10, 1e-3)
-        assert len(cells) == 6 * 3 + 2
+        assert len(cells) == 6 * 3 + 3
         keys = {trial.key for trials in cells.values() for trial in trials}
         assert len(keys) == 3 * len(cells)
         for trials in cells.values():
             parts.check(trials[0].config)
             parts.make_loss(trials[0].config, classes=8)
+
+
+def test_no_run_repeats_another(study):
+    """Runs that differ in settings differ in their scores and losses, also in a smoke test."""
+    _, found = study
+    courses = [json.dumps([line["scores"], line["journal"]["loss"], line["classes"]]) for line in found["runs"]]
+    assert len(set(courses)) == len(courses)
+
+
+def test_each_part_of_the_method_runs_alone(vectors, tables, tmp_path):
+    """The ablation: its runs continue over several calls, and begin with three losses; the best checkpoint is kept."""
+    how = {"data": "vectors", "path": vectors, "seeds": 2, "steps": 4, "quick": True, "checkpoints": 2}
+    assert list(profs.FIRST | profs.LOSSES)[:3] == ["Contrastive-hard", "Triplet-hard", "Multi-similarity"]
+    found = profs.reproduce(tmp_path, **how, parts=("ablation",), seconds=-1.0)
+    assert found["runs"] == []
+    found = profs.reproduce(tmp_path, **how, parts=("ablation",))
+    assert len(found["runs"]) == 2 * 2 * 5
+    run = {line["key"]: line for line in found["runs"]}
+    cells = {name: run[each["keys"][0]] for name, each in found["table"]["Triplet-hard"].items()}
+    options = {name: line["config"]["batches"] for name, line in cells.items()}
+    base = {"name": "Representatives", "batch_size": 128, "samples": 2}
+    assert options["HNCM"] == {**base, "hard_classes": True, "steps": 1, "all_pairs": True}
+    assert options["projections"] == options["PROFS"] == base
+    assert options["PROFS + HNCM"] == {**base, "hard_classes": True}
+    proximal = {name: line["config"]["optimizer"]["proximal"] for name, line in cells.items()}
+    assert proximal == {"plain": 0, "HNCM": 0, "projections": 0, "PROFS": 1e-3, "PROFS + HNCM": 1e-3}
+    for line in found["runs"]:
+        assert line["scores"]["best_recall@1"] >= line["scores"]["recall@1"]
+    page = tables.tables(json.loads((tmp_path / "profs-vectors.json").read_text(encoding="utf-8")))
+    assert "R@1, PROFS less projections" in page
+    text = tables.summary([found])
+    assert "| R@1 | plain | HNCM | projections | PROFS | PROFS + HNCM | PROFS + HNCM less PROFS |" in text
+    assert "R@1 of the best of 2 checkpoints" in text
 
 
 def test_the_rate_is_chosen_on_held_out_classes(vectors, tmp_path, monkeypatch):

@@ -38,7 +38,7 @@ from nearfar._utils.journal import read_lines
 from nearfar.data import _cache
 from nearfar.evaluation import Index, Vectors, embed
 from nearfar.train import fit
-from nearfar.train.folder import MARK
+from nearfar.train._folder import MARK
 
 TRAINING = {"steps": 24, "evaluate_every": 3, "checkpoint_every": 4, "explain_every": 5, "diagnose_every": 6}
 KINDS: dict[str, dict[str, Any]] = {
@@ -341,7 +341,7 @@ def _copy(name: str) -> Make:
 
 def _read_journal(path: Path) -> list[Any]:
     """As a resumed run reads it: whatever is damaged or missing is told of."""
-    from nearfar.runs.journal import cut
+    from nearfar.runs._journal import cut
 
     before = path.read_bytes()
     try:

@@ -145,7 +145,7 @@ class Fork:
         while self.poll() is None:
             if time.monotonic() > deadline:
                 os.kill(self.pid, 9)
-                raise subprocess.TimeoutExpired("a fork", timeout)
+                raise subprocess.TimeoutExpired("a fork", timeout, *(path.read_bytes() for path in self.shown))
             time.sleep(0.01)
         out, err = (path.read_bytes() for path in self.shown)
         for path in self.shown:

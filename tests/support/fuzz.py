@@ -16,7 +16,15 @@ from fuzz_batches import Batch, draw_batch
 from oracles import algebra
 
 import nearfar as nf
-from nearfar.groups.triplets import AngularScore, Positive, Rule, SemiHardBand, Triplets, difference, nearest_difference
+from nearfar.groups._triplets import (
+    AngularScore,
+    Positive,
+    Rule,
+    SemiHardBand,
+    Triplets,
+    difference,
+    nearest_difference,
+)
 
 P, S, M, K = nf.pairs, nf.sets, nf.miners, nf.links
 Drawn = tuple[Any, tuple[str, dict[str, Any]]]

@@ -14,7 +14,7 @@ import torch
 import nearfar as nf
 from nearfar import groups, links, miners, pairs, similarity
 from nearfar._utils.shortcuts import Part
-from nearfar.groups import triplets
+from nearfar.groups import _triplets as triplets
 from nearfar.links import Terms
 from nearfar.losses import ranking
 from nearfar.miners import ScoredPairs

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import subprocess
 import sys
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import forks
 import torch
+from torch.distributed import TCPStore
 
 HERE = Path(__file__).parent
 START = """
@@ -32,35 +35,61 @@ finally:  # also when it fails, so that what is seen of it is its error, and not
 """
 
 
-def environment(world: int, *, gpu: bool = False) -> dict[str, str]:
+Process = forks.Fork | subprocess.Popen[bytes]
+STORES = WeakKeyDictionary[Process, TCPStore]()
+"""The store of each rank, which listens as long as one of them is referred to."""
+
+
+def environment(world: int, port: int, *, gpu: bool = False) -> dict[str, str]:
     """Environment of `world` processes that form a group, without their ranks; GPUs are hidden unless `gpu`."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     return {
         **os.environ,
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
         "WORLD_SIZE": str(world),
         "LOCAL_WORLD_SIZE": str(world),
         "OMP_NUM_THREADS": "1",
     } | ({} if gpu else {"CUDA_VISIBLE_DEVICES": ""})
 
 
-def start(code: str, *words: str, world: int, gpu: bool = False) -> list[forks.Fork | subprocess.Popen[bytes]]:
-    """Start the same code as rank 0, 1, ... of `world`, in forks unless it uses a GPU."""
-    shared = environment(world, gpu=gpu)
+def start(code: str, *words: str, world: int, gpu: bool = False) -> list[Process]:
+    """Start the same code as rank 0, 1, ... of `world`, in forks unless it uses a GPU.
+
+    As with torchrun, the store in which the ranks find each other belongs to the process that starts them. If rank 0
+    opened it on a port that was free before, another process could take this port first: rank 0 would fail, and rank 1
+    wait for minutes.
+    """
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    shared = environment(world, store.port, gpu=gpu)
     told = [{**shared, "RANK": str(r), "LOCAL_RANK": str(r)} for r in range(world)]
-    if gpu:
-        real = [sys.executable, "-c", code, *words]
-        return [subprocess.Popen(real, env=env, stderr=subprocess.PIPE) for env in told]
-    return [forks.start(code, *words, env=env) for env in told]
+    ranks: list[Process] = []
+    for env in told:
+        if gpu:
+            ranks.append(subprocess.Popen([sys.executable, "-c", code, *words], env=env, stderr=subprocess.PIPE))
+        else:
+            ranks.append(forks.start(code, *words, env=env))
+        STORES[ranks[-1]] = store
+    return ranks
+
+
+def ended(ranks: Sequence[Process], seconds: float) -> list[str]:
+    """Wait for the ranks and return what each wrote to stderr; one that is late is killed and keeps no exit code 0."""
+    errors = []
+    for rank in ranks:
+        try:
+            errors.append(rank.communicate(timeout=seconds)[1].decode())
+        except subprocess.TimeoutExpired as late:
+            with suppress(ProcessLookupError):
+                os.kill(rank.pid, 9)
+            errors.append(f"still running after {seconds:g} s\n{(late.stderr or b'').decode()}")
+    return errors
 
 
 def together(module: str, name: str, world: int, folder: Path, seconds: float = 60, *, gpu: bool = False) -> list[Any]:
     """Run `module.name(rank, world)` on each rank and return the results in order."""
     ranks = start(START, os.pathsep.join(forks.PATHS), module, name, str(folder), str(seconds), world=world, gpu=gpu)
-    errors = [process.communicate(timeout=400)[1].decode() for process in ranks]
+    errors = ended(ranks, 400)
     codes = [process.returncode for process in ranks]
     assert codes == [0] * world, "\n".join([f"exit codes {codes}", *errors])
     return [torch.load(folder / f"{r}.pt", weights_only=False) for r in range(world)]

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import nearfar as nf
-from nearfar.distributed import agreement
+from nearfar.distributed import _agreement as agreement
 from nearfar.pml.losses import LiftedStructureLoss
 from nearfar.train import fit
 

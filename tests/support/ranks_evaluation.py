@@ -13,7 +13,8 @@ import nearfar as nf
 from nearfar._utils.process_group import Group
 from nearfar.evaluation import _exact_search as exact_search
 from nearfar.evaluation import _rank_counting as rank_counting
-from nearfar.evaluation import k_means, neighbors, retrieval
+from nearfar.evaluation import _retrieval as retrieval
+from nearfar.evaluation import k_means, neighbors
 from nearfar.evaluation import parallel as module
 from nearfar.evaluation.parallel import current_group, split_over
 

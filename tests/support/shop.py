@@ -16,7 +16,7 @@ from PIL import Image
 from shell import COMMAND
 
 from nearfar.data import transforms
-from nearfar.evaluation import fingerprint
+from nearfar.evaluation import _fingerprint as fingerprint
 from nearfar.models.saved import Network, Saved
 
 

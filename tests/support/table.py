@@ -120,6 +120,8 @@ VARIANTS = (
     Row("NPair", L.NPair, ordered=True),
     Row("Circle", L.Circle),
     Row("ProxyNCA", lambda: L.ProxyNCA(CLASSES, DIM, scale=3.0), {"scale": 3.0}, proxies="proxies", reference=False),
+    Row("ProxyNCA", lambda: L.ProxyNCA(CLASSES, DIM, own=False), {"own": False}, "paper",
+        proxies="proxies", reference=False),
     Row("ProxyAnchor", lambda: L.ProxyAnchor(CLASSES, DIM), proxies="proxies", reference=False),
     Row("ArcFace", lambda: L.ArcFace(CLASSES, DIM, scale=8.0), {"scale": 8.0}, proxies="centers", reference=False),
     Row("CosFace", lambda: L.CosFace(CLASSES, DIM, scale=8.0), {"scale": 8.0}, proxies="centers", reference=False),

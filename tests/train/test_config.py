@@ -9,10 +9,10 @@ import pytest
 import yaml
 
 import nearfar as nf
-from nearfar.runs.config import apply_flags, to_tree
-from nearfar.runs.parts import LOSSES, check, make_loss
+from nearfar.runs._config import apply_flags, to_tree
+from nearfar.runs._parts import LOSSES, check, make_loss
 from nearfar.train import Config, Part, load, parse, to_yaml
-from nearfar.tune.space import read_space
+from nearfar.tune._space import read_space
 
 
 def test_the_printed_default_reads_back_equal(tmp_path):

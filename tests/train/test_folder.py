@@ -23,8 +23,9 @@ from runs import config, journal, tiny, weights
 
 from nearfar._utils import lock
 from nearfar.cli import demo
-from nearfar.train import fit, folder
-from nearfar.train.folder import FILES, LOCK, MARK, Owner, RunFolder, is_run
+from nearfar.train import _folder as folder
+from nearfar.train import fit
+from nearfar.train._folder import FILES, LOCK, MARK, Owner, RunFolder, is_run
 
 HERE = Path(__file__).parents[1] / "support"
 

@@ -19,7 +19,8 @@ from needs import need
 from runs import tiny
 
 from nearfar.cli.main import main
-from nearfar.train import fit, load, processes
+from nearfar.train import _processes as processes
+from nearfar.train import fit, load
 
 need("accelerate")
 

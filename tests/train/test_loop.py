@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import os
@@ -15,10 +16,11 @@ from forks import ran
 from rich.console import Console
 from runs import config, journal, tiny, weights
 
-from nearfar import train
+from nearfar import Relation, train
 from nearfar.data import Tensors
 from nearfar.evaluation import Vectors, evaluate
-from nearfar.train import NotFiniteError, fit, loop, open_run
+from nearfar.train import NotFiniteError, fit, open_run
+from nearfar.train import _loop as loop
 
 PROFS = {
     "batches": {"name": "Representatives", "batch_size": 8, "samples": 2, "rho": 2, "hard_classes": True},
@@ -103,6 +105,13 @@ def test_test_classes_are_touched_once_and_at_the_end(tmp_path, monkeypatch):
     assert all(touched)
     assert ", the best of all evaluations on the test classes, as the papers report it:" in told.file.getvalue()
     assert "test recall@1" in journal(tmp_path / "b")[-1]
+
+
+def test_recall_is_measured_among_as_many_others_as_there_are(tmp_path):
+    data = tiny()
+    rows = len(data.test)
+    deep = dataclasses.replace(data, ks=(1, rows - 1, rows))
+    assert [*fit(config(training={"steps": 1}), tmp_path / "a", data=deep).test.recall] == [1, rows - 1]
 
 
 def test_validation_classes_are_not_trained_on(tmp_path):
@@ -254,6 +263,22 @@ def test_a_projection_anchors_the_proximal_term_when_it_begins(tmp_path):
     assert max(one_step) < min(
         penalty for (new, penalty), (was, _) in zip(moved[1:], moved[:-1], strict=True) if not new and not was
     )
+
+
+@pytest.mark.parametrize("every", [False, True])
+def test_hard_classes_run_without_projections(every, tmp_path):
+    """With `all_pairs` the loss gets labels, and the table of hard classes is still that of the representatives."""
+    options = {**PROFS["batches"], "hard_classes": True, "steps": 1, "all_pairs": every}
+    seen = []
+
+    def look(moment):
+        table, mask = moment.state.sampler.hard_classes, moment.state.mask
+        near = torch.cdist(moment.embeddings[mask].float(), table.embeddings.float()).amin(dim=1)
+        seen.append((isinstance(moment.target, Relation), float(near.max())))
+
+    fit(config(**{**PROFS, "batches": options}, training={"steps": 3}), tmp_path / "a", data=tiny(), callbacks=[look])
+    assert {projected for projected, _ in seen} == {not every}
+    assert max(far for _, far in seen) < 1e-6
 
 
 def test_bf16(tmp_path):

@@ -7,7 +7,7 @@ from runs import config, letters
 
 from nearfar import models
 from nearfar.data.transforms import Moved, Plain
-from nearfar.train.build import Input, build_model
+from nearfar.train._build import Input, build_model
 
 PLAIN = {"pretrained": False}
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from needs import need
-from processes import HERE, start
+from processes import HERE, ended, start
 from runs import DATA, config, journal, tiny, weights
 
 from nearfar.train import fit
@@ -37,7 +37,7 @@ finally:
 def launch(settings: dict, folder: Path, world: int = 2, data: str = "tiny", **more: Any) -> list[list[list[int]]]:
     """Train in `world` processes; gives each rank's batches."""
     ranks = start(SCRIPT, str(HERE), json.dumps(settings), str(folder), data, json.dumps(more), world=world)
-    errors = [process.communicate(timeout=200)[1].decode() for process in ranks]
+    errors = ended(ranks, 200)
     assert [process.returncode for process in ranks] == [0] * world, errors
     return [json.loads(folder.with_name(f"{folder.name}-{r}.json").read_text(encoding="utf-8")) for r in range(world)]
 
@@ -147,8 +147,8 @@ except (KeyError, RuntimeError, ValueError) as problem:
 def test_when_a_rank_fails_the_others_stop_and_another_number_of_ranks_goes_on(tmp_path, how, then):
     """No hang, one sentence, and the run goes on from its checkpoint as if it had never been stopped."""
     ranks = start(FAILING, str(HERE), str(tmp_path / "run"), how, world=2)
-    first, second = (process.communicate(timeout=100)[1].decode() for process in ranks)
-    assert [process.returncode for process in ranks] == [1, 9 if how == "killed" else 1]
+    first, second = ended(ranks, 100)
+    assert [process.returncode for process in ranks] == [1, 9 if how == "killed" else 1], (first, second)
     if how == "NaN":
         assert "DroTopK: embeddings must be finite, but 6 of 6 rows hold NaN" in second
         assert (

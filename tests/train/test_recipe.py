@@ -15,10 +15,10 @@ from PIL import Image
 from shell import run
 
 from nearfar.data import open_data
-from nearfar.runs.config import flat, to_tree
+from nearfar.runs._config import flat, to_tree
 from nearfar.studies import grid
 from nearfar.train import Config, load
-from nearfar.train.recipe import FILE, are_photographs, default_config, recipe
+from nearfar.train._recipe import FILE, are_photographs, default_config, recipe
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"

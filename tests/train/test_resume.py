@@ -20,9 +20,9 @@ from nearfar._utils import checkpoint
 from nearfar._utils.files import check_seal, read_arrays
 from nearfar._utils.journal import LONGEST, read_lines, to_line
 from nearfar.doctor import diagnose_run
-from nearfar.report.journal import read_journal
+from nearfar.report._journal import read_journal
+from nearfar.runs._config import flat, save, to_tree
 from nearfar.runs.changes import MAY_CHANGE
-from nearfar.runs.config import flat, save, to_tree
 from nearfar.train import fit, open_run
 
 BASE = {"training": {"steps": 8, "evaluate_every": 2, "checkpoint_every": 4, "diagnose_every": 0, "explain_every": 4}}

@@ -7,9 +7,9 @@ import torch
 from runs import DATA, config, journal
 
 from nearfar._utils.checks import RECENT
-from nearfar.runs.config import TrainingConfig
+from nearfar.runs._sections import TrainingConfig
 from nearfar.train import fit
-from nearfar.train.sharded import _blocks
+from nearfar.train._sharded import _blocks
 from tests.train.test_processes import EXACT, launch
 
 recent = pytest.mark.skipif(not RECENT, reason="shards on CPUs need PyTorch 2.11")

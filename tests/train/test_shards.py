@@ -14,7 +14,7 @@ from runs import config, journal, weights
 from shard_cases import write
 
 from nearfar.train import fit
-from nearfar.train.build import open_dataset
+from nearfar.train._build import open_dataset
 
 KINDS = [f"kind {number}" for number in range(8)]
 

@@ -10,7 +10,7 @@ from needs import need
 from runs import config, journal, tiny
 
 from nearfar.train import fit, parse
-from nearfar.train.trackers import scalars
+from nearfar.train._trackers import scalars
 
 need("accelerate")
 

@@ -13,10 +13,11 @@ from runs import config
 from typer.testing import CliRunner
 
 from nearfar.cli.main import app
-from nearfar.report.curves import Axis
-from nearfar.tune import page, spaces
-from nearfar.tune.results import Best, Tuned
-from nearfar.tune.trial import Outcome, Trial
+from nearfar.report._curves import Axis
+from nearfar.tune import _page as page
+from nearfar.tune import spaces
+from nearfar.tune._results import Best, Tuned
+from nearfar.tune._trial import Outcome, Trial
 
 CONFIG = """
 data: {name: vectors, path: vectors.npz, transform: none, validation: 0.2}

@@ -15,14 +15,14 @@ from runs import config, tiny
 
 import nearfar as nf
 from nearfar._utils.journal import read_lines
-from nearfar.runs.config import load
+from nearfar.runs._config import load
 from nearfar.train import NotFiniteError, fit
-from nearfar.tune import trial
-from nearfar.tune.results import TrialLog
-from nearfar.tune.trial import Job, Outcome, hold_out_test, run_trial
+from nearfar.tune import _trial as trial
+from nearfar.tune._results import TrialLog
+from nearfar.tune._trial import Job, Outcome, hold_out_test, run_trial
 
 QUIET = Console(quiet=True)
-SEARCH = import_module("nearfar.tune.search")  # the name in the package is the function
+SEARCH = import_module("nearfar.tune._search")  # the name in the package is the function
 LR = {"low": 1e-4, "high": 1e-1, "log": True}
 LOSSES = [{"name": "SupCon", "temperature": {"low": 0.05, "high": 0.5}}, {"name": "Margin"}]
 SHORT = config(data={"validation": 0.3}, training={"steps": 4, "evaluate_every": 2, "checkpoint_every": 4})

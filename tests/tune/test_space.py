@@ -8,7 +8,7 @@ import pytest
 from runs import config
 
 from nearfar.tune import read_space, spaces
-from nearfar.tune.ranges import Choices, Range, read_range
+from nearfar.tune._ranges import Choices, Range, read_range
 
 CONFIG = config()
 LR = {"low": 1e-4, "high": 1e-2, "log": True}

@@ -10,7 +10,7 @@ import torch
 
 import nearfar as nf
 from nearfar._utils import html
-from nearfar.doctor.findings import Diagnosis, Finding
+from nearfar.doctor._findings import Diagnosis, Finding
 from nearfar.evaluation import ClassRow
 
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(1)>&amp;"

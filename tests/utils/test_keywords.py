@@ -10,7 +10,7 @@ import torch
 import nearfar as nf
 from nearfar._utils.keywords import CLASSES, FROM_PML
 from nearfar.runs import parse
-from nearfar.runs.parts import check
+from nearfar.runs._parts import check
 
 L, M, B = nf.losses, nf.miners, nf.batches
 LABELS = torch.arange(8) // 2

@@ -11,8 +11,6 @@ import torch
 
 from nearfar._utils.files import check_seal, first_line, sealed
 
-__all__ = ["BEST", "FORMAT", "LAST", "first_line", "load", "save"]
-
 FORMAT = 2
 """Version of the format; version 1 had neither seal nor configuration."""
 LAST = ("step", "config", "model", "loss", "optimizer", "sampler", "proximal", "scaler", "random", "best", "lines")

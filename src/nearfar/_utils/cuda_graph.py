@@ -9,8 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["record"]
-
 POOLS: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
 """For each device and stream, an empty graph that keeps the memory pool of its recordings alive. They can share it,
 since they never run at the same time."""

@@ -10,8 +10,6 @@ from typing import Any
 from nearfar._utils.extras import need
 from nearfar._utils.files import atomic_write
 
-__all__ = ["figure_file"]
-
 
 @contextmanager
 def figure_file(

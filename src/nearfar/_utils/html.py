@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from html import escape
 
-__all__ = ["Markup", "folded", "interval", "table"]
-
 # No color of our own: `inherit` and `currentColor` follow the notebook's theme.
 TABLE = "border-collapse:collapse;color:inherit;background:transparent;margin:.3em 0"
 CELL = "text-align:{};padding:.15em .9em .15em 0;color:inherit;background:transparent;vertical-align:top"

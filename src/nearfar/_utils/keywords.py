@@ -16,8 +16,6 @@ import torch
 
 from nearfar._utils.checks import nearest
 
-__all__ = ["FROM_PML", "Keywords", "no_such_name", "right_class", "right_name"]
-
 FROM_PML: dict[str, dict[str, str]] = {
     "": {
         "num_classes": "classes",

@@ -9,8 +9,6 @@ from pathlib import Path
 
 import torch
 
-__all__ = ["check_room", "free_memory", "size_of"]
-
 MEMINFO = Path("/proc/meminfo")
 GROUPS = (
     ("/sys/fs/cgroup", "memory.max", "memory.current"),
@@ -34,7 +32,9 @@ def check_room(owner: str, what: str, need: int, device: torch.device | str = "c
 
 
 def free_memory(device: torch.device) -> int | None:
-    """Bytes that can still be allocated on a device; None if the system does not say."""
+    """Bytes that can still be allocated on a device; None if the system does not say, or on "meta", which has none."""
+    if device.type == "meta":
+        return None
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     return min(_free_on_host(), default=None)

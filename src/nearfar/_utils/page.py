@@ -9,8 +9,6 @@ from importlib.resources import files
 
 from nearfar import __version__
 
-__all__ = ["FOOTER", "allow", "document", "hash_of"]
-
 FOOTER = f"<footer><p>Written by nearfar {__version__}. One file: it loads nothing and sends nothing.</p></footer>"
 
 

@@ -27,8 +27,6 @@ from torch import Tensor, nn
 from nearfar._utils.checks import check_choice, check_number, check_positive, check_whole
 from nearfar._utils.keywords import Keywords, right_name
 
-__all__ = ["MISSING", "Number", "Positive", "Settings", "Whole", "ZeroOrMore"]
-
 Check = Callable[[str, str, object], None]
 MISSING: Any = inspect.Parameter.empty
 """Marks a required argument, which has no default."""

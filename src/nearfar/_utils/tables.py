@@ -7,8 +7,6 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-__all__ = ["as_json", "markdown", "round_numbers"]
-
 
 def as_json(found: Mapping[str, Any], rows: str = "results", digits: int = 5) -> str:
     """JSON with indented values, and the list `rows` at the end with one entry per line; numbers are rounded."""

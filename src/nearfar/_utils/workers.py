@@ -16,8 +16,6 @@ import torch
 
 from nearfar._utils.checks import check_workers
 
-__all__ = ["Stopped", "Workers", "stopping"]
-
 Name = TypeVar("Name")
 Job = TypeVar("Job")
 Outcome = TypeVar("Outcome")

@@ -3,11 +3,11 @@
 from typing import Never
 
 from nearfar._utils.keywords import no_such_name
-from nearfar.batches.hard_classes import HardClasses
-from nearfar.batches.m_per_class import MPerClass
-from nearfar.batches.proximal import Proximal
-from nearfar.batches.representatives import Representatives
-from nearfar.batches.violations import Violations, violations
+from nearfar.batches._hard_classes import HardClasses
+from nearfar.batches._m_per_class import MPerClass
+from nearfar.batches._proximal import Proximal
+from nearfar.batches._representatives import Representatives
+from nearfar.batches._violations import Violations, violations
 
 __all__ = ["HardClasses", "MPerClass", "Proximal", "Representatives", "Violations", "violations"]
 

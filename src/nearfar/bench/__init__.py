@@ -6,12 +6,12 @@
 [('SupCon', 32, ['auto'])]
 """
 
-from nearfar.bench.memory import Limits, Peak, Task, peak
-from nearfar.bench.pages import report, write
-from nearfar.bench.results import Cell, Row, exponent, growth
-from nearfar.bench.study import DeviceLostError, Plan, measure, offered
-from nearfar.bench.subjects import PEER, SUBJECTS, Subject
-from nearfar.bench.timing import Patience
+from nearfar.bench._memory import Limits, Peak, Task, peak
+from nearfar.bench._pages import report, write
+from nearfar.bench._results import Cell, Row, exponent, growth
+from nearfar.bench._study import DeviceLostError, Plan, measure, offered
+from nearfar.bench._subjects import PEER, SUBJECTS, Subject
+from nearfar.bench._timing import Patience
 
 __all__ = [
     "PEER",

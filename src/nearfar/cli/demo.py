@@ -14,12 +14,12 @@ from nearfar._utils.console import Terminal
 from nearfar._utils.progress import Progress
 from nearfar.data import DataSet, open_data
 from nearfar.data._glyphs import few_glyphs
-from nearfar.data.registry import of_glyphs
-from nearfar.report.maps import without_tsne
-from nearfar.runs import journal
+from nearfar.data._registry import of_glyphs
+from nearfar.report._maps import without_tsne
+from nearfar.runs import _journal as journal
 from nearfar.train import Config, Result, fit, parse
-from nearfar.train.folder import is_run
-from nearfar.train.scores import read_baselines
+from nearfar.train._folder import is_run
+from nearfar.train._scores import read_baselines
 
 __all__ = ["recipe", "run"]
 

@@ -93,7 +93,7 @@ def report(
 ) -> None:
     """Write a self-contained HTML page about an embedding space: scores, gallery, map, confusion."""
     from nearfar import report as package
-    from nearfar.report.maps import without_tsne
+    from nearfar.report._maps import without_tsne
 
     check_suffix("--output", output, {".html": "a page"})
     if launch(processes):
@@ -113,7 +113,7 @@ def pictures_of(source: Path) -> Mapping[str, Any] | None:
     if not (source / "config.yaml").is_file():
         return None
     from nearfar.data import ByName, Tensors
-    from nearfar.train.run import samples_of_test
+    from nearfar.train._run import samples_of_test
 
     samples = samples_of_test(source)
     return None if samples is None or isinstance(samples, Tensors) else ByName(samples)

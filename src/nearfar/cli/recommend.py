@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from nearfar._utils.checks import check_positive, check_whole
-from nearfar.data.splits import Shares
+from nearfar.data._splits import Shares
 
 __all__ = ["Facts", "Recommendation", "Row", "load_rows", "recommend"]
 
@@ -93,7 +93,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Recommendation:
-    """A configuration to start from (nested values for `nearfar.runs.config.parse`), and the reason for each part."""
+    """A configuration to start from (nested values for `nearfar.runs.parse`), and the reason for each part."""
 
     config: dict[str, Any]
     reasons: tuple[str, ...]

@@ -24,10 +24,10 @@ import numpy as np
 from nearfar._utils.checks import printable
 from nearfar._utils.extras import need
 from nearfar._utils.files import Arrays
+from nearfar.data._folders import SUFFIXES
+from nearfar.data._pictures import Member, tar_members
+from nearfar.data._samples import Labels, PackedNames, numbered
 from nearfar.data._tables import SIDES, table
-from nearfar.data.folders import SUFFIXES
-from nearfar.data.pictures import Member, tar_members
-from nearfar.data.samples import Labels, PackedNames, numbered
 
 if TYPE_CHECKING:  # it would load rich
     from nearfar._utils.progress import Watch
@@ -139,7 +139,7 @@ def scan(shards: Sequence[Path], rule: LabelRule, inputs: str | None, watch: Wat
     """Read the headers of all files in the shards, and the labels of all samples.
 
     Returns:
-        The arrays of a `nearfar.data.shards.ShardIndex`, without its stamps.
+        The arrays of a `nearfar.data._shards.ShardIndex`, without its stamps.
 
     Raises:
         FileNotFoundError: a shard is missing, or samples that a table lists.

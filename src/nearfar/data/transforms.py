@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 from nearfar._utils.checks import check_choice, check_whole
 from nearfar.data._resample import Ragged, crops
-from nearfar.data.samples import Size, Transform
+from nearfar.data._samples import Size, Transform
 
 __all__ = ["CROPS", "Moved", "Numbers", "Photograph", "Plain", "get", "to_tensor"]
 

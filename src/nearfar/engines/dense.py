@@ -14,7 +14,7 @@ from torch import Tensor
 from nearfar._utils.process_group import ProcessGroup
 from nearfar._utils.tensors import readable
 from nearfar.engines.distances import Raw, distance_rows
-from nearfar.groups.groupings import Product
+from nearfar.groups._groupings import Product
 from nearfar.miners import ScoredPairs, present
 from nearfar.relations.index_tuples import indexed
 from nearfar.relations.relation import Relation, Tile

@@ -26,7 +26,7 @@ from nearfar.engines.operator_call import OperatorCall, fold_of, group_value, ki
 from nearfar.engines.rows import Found, RefusalError
 from nearfar.engines.spec import MOMENTS
 from nearfar.engines.tiles import FAR
-from nearfar.groups.groupings import Problem, Product
+from nearfar.groups._groupings import Problem, Product
 from nearfar.links import Sides, Terms
 from nearfar.miners import present
 from nearfar.relations.layout import Layout

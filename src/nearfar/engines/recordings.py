@@ -22,17 +22,17 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from nearfar._utils.checkpoint import first_line
 from nearfar._utils.checks import RECENT, capturing
 from nearfar._utils.cuda_graph import record
+from nearfar._utils.files import first_line
 from nearfar._utils.shortcuts import HOOKS, Part, hooked, hooked_globally
 from nearfar._utils.tensors import uses_tf32
 from nearfar.engines.auto import fuses
 from nearfar.engines.plan import Plan
-from nearfar.groups.groupings import Product
+from nearfar.groups._groupings import Product
 from nearfar.sets.base import UncertaintySet
 
-__all__ = ["DEVICES", "Replays", "replayed", "settings", "widest"]
+__all__ = ["DEVICES", "PAIRS", "Replays", "call_key", "replayed", "settings", "watched", "widest"]
 
 WAIT = 3
 """Number of calls with the same shapes before one is recorded."""
@@ -51,12 +51,12 @@ TENSORS = frozenset({Tensor, nn.Parameter})
 BASES = frozenset({object, ABC, Generic, Protocol, nn.Module})
 KNOWN: WeakKeyDictionary[type[Any], bool] = WeakKeyDictionary()
 """Classes, and whether they and all their bases are nearfar's."""
-CHANGING = frozenset({"training", "_warned", "_deferred", "_replays", "_cached", "_maker"})
+CHANGING = frozenset({"training", "_warned", "_deferred", "_replays", "_cached", "_maker", "_version"})
 """Attributes of a loss that do not affect its value."""
 
 Given = tuple[Tensor | None, ...]
-Run = Callable[[Any, Given], Tensor]
-"""Computes a value from a loss, or its twin, and the tensors of a call."""
+Run = Callable[[Any, Given], Any]
+"""Computes a value, or without gradients several tensors, from a module or its twin and the tensors of a call."""
 
 
 def replayed(loss: Any, core: Any, call: Any) -> Tensor | None:
@@ -72,7 +72,7 @@ def replayed(loss: Any, core: Any, call: Any) -> Tensor | None:
     if product.reduction == "none" or call.indices is not None or call.ranks is not None or call.labels is None:
         return None
     device = call.embeddings.device
-    if not all(x is None or (type(x) in TENSORS and x.device == device) for x in given) or _watched():
+    if not all(x is None or (type(x) in TENSORS and x.device == device) for x in given) or watched():
         return None
     product, plan = core._planned(product, len(call.embeddings))
     large = _large(loss, core, call, product, plan)
@@ -81,8 +81,7 @@ def replayed(loss: Any, core: Any, call: Any) -> Tensor | None:
         return None
     # the number of positives per row determines tensor sizes, so it is read before recording
     width = widest(call.labels, call.labels if call.ref_labels is None else call.ref_labels) if large else None
-    shapes = tuple(None if x is None else (x.shape, x.dtype, x.requires_grad) for x in given)
-    key = (told, shapes, width, torch.is_grad_enabled(), *_modes(call.embeddings))
+    key = (told, width, *call_key(given))
     low = torch.promote_types(call.embeddings.dtype, call.reference.dtype)
     kind, owner = type(call), call.owner  # not the call itself: a recording must not keep the network's activations
 
@@ -127,7 +126,7 @@ def widest(labels: Tensor, others: Tensor) -> int:
     return max(1, int((torch.searchsorted(ranked, labels, right=True) - torch.searchsorted(ranked, labels)).amax()))
 
 
-def _watched() -> bool:
+def watched() -> bool:
     """Whether anomaly mode, hooks or dispatch modes observe single operations, or a capture is in progress."""
     return (
         torch.is_anomaly_enabled()
@@ -140,11 +139,14 @@ def _watched() -> bool:
     )
 
 
-def _modes(x: Tensor) -> tuple[Hashable, ...]:
-    """Torch settings that affect the choice of kernels, and the stream."""
+def call_key(given: Given) -> tuple[Hashable, ...]:
+    """What the kernels of a call depend on: shapes and dtypes, what has a gradient, torch's settings, the stream."""
+    (x,) = given[:1]
+    assert x is not None  # noqa: S101 - the embeddings
+    shapes = tuple(None if x is None else (x.shape, x.dtype, x.requires_grad) for x in given)
     stream = torch.cuda.current_stream(x.device).cuda_stream if x.is_cuda else 0
     kernels = uses_tf32(), torch.are_deterministic_algorithms_enabled()
-    return x.device, stream, torch.is_inference_mode_enabled(), *kernels
+    return shapes, torch.is_grad_enabled(), x.device, stream, torch.is_inference_mode_enabled(), *kernels
 
 
 class Replays:
@@ -160,12 +162,12 @@ class Replays:
     def __reduce__(self) -> tuple[type[Replays], tuple[()]]:
         return Replays, ()
 
-    def value(self, key: Hashable, run: Run, loss: nn.Module, given: Given) -> Tensor | None:
-        """The value `run(loss, given)` by a recording; None if there is none yet, or another thread uses it.
+    def value(self, key: Hashable, run: Run, loss: nn.Module, given: Given) -> Any:
+        """The result of `run(loss, given)` by a recording; None if there is none yet, or another thread uses it.
 
         Args:
             key: equal for calls that differ only in the values of `given` and of the loss's parameters.
-            run: computes the value, a 0-dim tensor.
+            run: computes the value, a 0-dim tensor; without gradients, it may be a tuple of tensors.
             loss: the loss.
             given: the tensors of a call, the embeddings first.
         """
@@ -177,8 +179,7 @@ class Replays:
                 return None
             if not found.leaves:
                 return found.replay(given)[0]
-            value: Tensor = _Replayed.apply(found, partial(run, loss), len(given), *given, *_learned(loss))  # type: ignore[no-untyped-call]
-            return value
+            return _Replayed.apply(found, partial(run, loss), len(given), *given, *_learned(loss))  # type: ignore[no-untyped-call]
         finally:
             self._lock.release()
 
@@ -221,7 +222,7 @@ class Recording:
         ]
         """Indices of the tensors, given and learned, that need a gradient."""
 
-        def body() -> tuple[Tensor, tuple[Tensor | None, ...]]:
+        def body() -> tuple[Any, tuple[Tensor | None, ...]]:
             # gradients are at least float32, so that a scaled loss is scaled before rounding
             rows = [_leaf(x, place in self.leaves) for place, x in enumerate(self.given)]
             every = (*rows, *learned)
@@ -238,14 +239,15 @@ class Recording:
         with torch.random.fork_rng([like.device] if like.is_cuda else []):
             self.start, (self.found, self.slopes) = record(body, like)
 
-    def replay(self, given: Given) -> tuple[Tensor, list[Tensor | None]]:
+    def replay(self, given: Given) -> tuple[Any, list[Tensor | None]]:
         """Value and gradients for other tensors of the same shapes."""
         with torch.no_grad():
             for mine, x in zip(self.given, given, strict=True):
                 if mine is not None and x is not None:
                     mine.copy_(x)
             self.start()
-            return self.found.clone(), [None if x is None else x.clone() for x in self.slopes]
+            found = self.found.clone() if isinstance(self.found, Tensor) else tuple(x.clone() for x in self.found)
+            return found, [None if x is None else x.clone() for x in self.slopes]
 
 
 def _learned(loss: nn.Module) -> list[Tensor]:
@@ -279,7 +281,8 @@ class _Replayed(torch.autograd.Function):
         ctx: Any, recording: Recording, run: Callable[[Given], Tensor], many: int, *inputs: Tensor | None
     ) -> Tensor:
         ctx.run, ctx.many, ctx.leaves = run, many, recording.leaves
-        value, ctx.slopes = recording.replay(inputs[:many])
+        found: tuple[Tensor, list[Tensor | None]] = recording.replay(inputs[:many])
+        value, ctx.slopes = found
         # labels and ids are stored separately: plain autograd lets them change before the gradient is computed
         floating = [x is not None and x.is_floating_point() for x in inputs]
         ctx.save_for_backward(*(x if kept else None for x, kept in zip(inputs, floating, strict=True)))

@@ -15,7 +15,7 @@ from nearfar._utils.checks import capturing
 from nearfar._utils.process_group import ProcessGroup
 from nearfar._utils.tensors import over
 from nearfar.engines.spec import LOW, SIMILARITIES
-from nearfar.groups.groupings import Product, tally
+from nearfar.groups._groupings import Product, tally
 from nearfar.links import Terms
 from nearfar.relations.layout import NOWHERE, Layout, Narrow
 

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nearfar.evaluation._disk_index import DiskIndex
 from nearfar.evaluation._exact_search import Neighbors
 from nearfar.evaluation._faiss import Plan, merge
-from nearfar.evaluation.disk_index import DiskIndex
-from nearfar.evaluation.neighbors import neighbors
+from nearfar.evaluation._neighbors import neighbors
 
 K = 10
 QUERIES = 500

@@ -3,14 +3,14 @@
 from typing import TYPE_CHECKING, Any
 
 from nearfar._utils.extras import need
-from nearfar.linear.ccp import ccp
-from nearfar.linear.convex import psd_reference
-from nearfar.linear.descent import descend, safe_step
-from nearfar.linear.learning_rate import StepGuard, Suggestion, suggest_step
-from nearfar.linear.objective import ContrastiveObjective, TripletObjective
+from nearfar.linear._ccp import ccp
+from nearfar.linear._convex import psd_reference
+from nearfar.linear._descent import descend, safe_step
+from nearfar.linear._learning_rate import StepGuard, Suggestion, suggest_step
+from nearfar.linear._objective import ContrastiveObjective, TripletObjective
 
 if TYPE_CHECKING:
-    from nearfar.linear.learner import TripletLearner
+    from nearfar.linear._learner import TripletLearner
 
 __all__ = [
     "ContrastiveObjective",
@@ -30,7 +30,7 @@ def __getattr__(name: str) -> Any:
     """Import `TripletLearner`, which needs scikit-learn, on first access."""
     if name == "TripletLearner":
         need("sklearn", "TripletLearner", "linear")
-        from nearfar.linear.learner import TripletLearner
+        from nearfar.linear._learner import TripletLearner
 
         return TripletLearner
     raise AttributeError(f"module 'nearfar.linear' has no attribute {name!r}")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor, nn
 
 from nearfar._utils.settings import Number, Positive, Whole
@@ -39,9 +38,6 @@ class _Centers(Proxies, without=("similarity",)):
 
     centers: Whole
     fixed = Proxies.fixed | {"centers"}
-
-    def _begin(self) -> None:
-        self.proxies = nn.Parameter(torch.randn(self.classes, self.centers * self.dim))
 
     @property
     def vectors(self) -> Tensor:

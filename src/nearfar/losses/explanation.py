@@ -10,9 +10,9 @@ from torch import Tensor
 from nearfar._utils.html import folded, table
 from nearfar._utils.rng import set_states, states
 from nearfar._utils.tensors import over
-from nearfar.groups.groupings import Problems, Product
-from nearfar.groups.ranking import Bins
-from nearfar.groups.triplets import positives
+from nearfar.groups._groupings import Problems, Product
+from nearfar.groups._ranking import Bins
+from nearfar.groups._triplets import positives
 from nearfar.miners import ScoredPairs
 
 __all__ = ["Explanation", "explain", "unexplained"]

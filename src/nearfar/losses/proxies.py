@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from nearfar._utils.memory import check_room
 from nearfar._utils.settings import Number, Positive, Whole
 from nearfar._utils.tensors import check_labels, readable, widen
 from nearfar.engines import plain_parts
@@ -36,7 +37,7 @@ def class_softmax(pair: Pairs) -> Factors:
 
 
 class Proxies(Composed, without=("miner",)):
-    """One learned vector per class. Pass `loss.parameters()` to an optimizer, or the proxies stay as they are.
+    """One learned vector per class. Pass `loss.parameters()` to an optimizer; otherwise the proxies are not trained.
 
     Args:
         classes: how many proxies.
@@ -54,7 +55,10 @@ class Proxies(Composed, without=("miner",)):
     """Whether rows of the product are the proxies, and columns the batch."""
 
     def _begin(self) -> None:
-        self.proxies = nn.Parameter(torch.randn(self.classes, self.dim))
+        width = self.dim * getattr(self, "centers", 1)
+        need = self.classes * width * torch.get_default_dtype().itemsize
+        check_room(self.owner, f"classes={self.classes:,} of width {width:,}", need, torch.get_default_device())
+        self.proxies = nn.Parameter(torch.randn(self.classes, width))
 
     def _inner(self, call: Call) -> Call:
         owner, embeddings = self.owner, call.embeddings
@@ -91,13 +95,15 @@ class ProxyNCA(Proxies):
 
         mean over rows of  -log( e^{c·s_iy} / Σ_{all classes} e^{c·s_ik} ),  s = -|x - proxy|² of unit vectors
 
-    Algebra: Linear(c) x KL(1) x anchor_sign, one softplus per positive pair, rows against proxies. (The paper leaves
-    the own proxy out of the denominator; like pytorch-metric-learning we keep it, which bounds the loss below by 0.)
+    Algebra: Linear(c) x KL(1) x anchor_sign, one softplus per positive pair, rows against proxies; with own=False the
+    two sides are added instead.
 
     Args:
         classes: how many proxies.
         dim: width of the embedding.
         scale: c.
+        own: keep a row's own proxy in the denominator, as pytorch-metric-learning does, which bounds the loss below by
+            0. False leaves it out, as the paper does (Movshovitz-Attias et al. 2017; Can et al. 2019, section 3).
 
     Relations: equals pytorch-metric-learning's default for equal proxies.
 
@@ -107,10 +113,12 @@ class ProxyNCA(Proxies):
     """
 
     scale: Positive = 1.0
+    own: bool = True
     usual = {"similarity": NegSquaredEuclidean}
 
     def factors(self) -> Factors:  # noqa: D102
-        return class_softmax(Linear(scale=self.scale))
+        factors = class_softmax(Linear(scale=self.scale))
+        return factors if self.own else {**factors, "link": Add()}
 
 
 class ProxyAnchor(Proxies):

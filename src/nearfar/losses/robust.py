@@ -31,7 +31,7 @@ from nearfar._utils.tensors import (
 )
 from nearfar.engines import Plan, auto, by_list, by_other_engine, check_strips, dense_pairs, dense_value, make_plan
 from nearfar.engines.recordings import DEVICES, Replays, replayed
-from nearfar.groups.groupings import AnchorSign, Grouping, Product, Reduction
+from nearfar.groups._groupings import AnchorSign, Grouping, Product, Reduction
 from nearfar.links import Link
 from nearfar.losses.arguments import check_relation
 from nearfar.losses.degenerate import Had

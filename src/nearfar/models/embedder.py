@@ -28,7 +28,8 @@ class Embedder(Keywords, nn.Module):
             the identity, so that training starts from the features and not from a random projection of them.
         size: the shape of one input.
         pool: "avg", "max", "both" (side by side, so the head is twice as wide) or "gem", the generalized mean
-            (mean_p max(x_p, 0)³)^(1/3) over the places p of a map: between the average and the largest value.
+            (mean_p max(x_p, 0)³)^(1/3) over the places p of a map: between the average and the largest value. A trunk
+            that gives vectors takes "avg" only.
         normalize: scale each embedding to unit length.
         hidden: width of a hidden layer in the head; None: the head is linear.
         bn_neck: a batch norm after the head, which gives every dimension the same variance.
@@ -62,7 +63,7 @@ class Embedder(Keywords, nn.Module):
                 f"Embedder: flip mirrors pictures [c, h, w], but inputs have the shape {list(self.size)}; leave it out."
             )
         self.compiled: tuple[Callable[[Tensor], Tensor], ...] = ()
-        """The trunk compiled for training, see `nearfar.train.build`; in a tuple, so that it is not a submodule."""
+        """The trunk compiled for training, see `nearfar.train._build`; in a tuple, so that it is not a submodule."""
         features = self.features(self.size)
         self.embedding_dim = embedding_dim or hidden or features
         self.head = _head(features, embedding_dim, hidden, bn_neck)
@@ -82,7 +83,9 @@ class Embedder(Keywords, nn.Module):
 
     def _pool_features(self, x: Tensor) -> Tensor:
         fast = self.compiled and self.training and torch.is_grad_enabled()
-        maps: Tensor = self.compiled[0](x) if fast else self.trunk(x)
+        return self._pool(self.compiled[0](x) if fast else self.trunk(x))
+
+    def _pool(self, maps: Tensor) -> Tensor:
         return POOLS[self.pool](maps) if maps.ndim == 4 else maps
 
     def features(self, size: Shape) -> int:
@@ -90,14 +93,19 @@ class Embedder(Keywords, nn.Module):
         modes = [(module, module.training) for module in self.trunk.modules()]
         self.trunk.eval()
         with torch.no_grad():
-            z = self._pool_features(torch.zeros(1, *size))
+            z = self.trunk(torch.zeros(1, *size))
         for module, training in modes:
             module.training = training
-        if z.ndim != 2:
+        if z.ndim not in (2, 4):
             raise ValueError(
                 f"Embedder: trunk must give maps [b, c, h, w] or vectors [b, c], but gave shape {list(z.shape)}."
             )
-        return z.shape[1]
+        if z.ndim == 2 and self.pool != "avg":
+            raise ValueError(
+                f"Embedder: pool={self.pool!r} needs feature maps, but the trunk gives vectors {list(z.shape)}, which "
+                "it pools in its own way; leave pool out (model.pool avg), or take a network that ends in maps."
+            )
+        return self._pool(z).shape[1]
 
 
 def _generalized_mean(maps: Tensor) -> Tensor:

@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nearfar._utils.checkpoint import BEST, first_line
+from nearfar._utils.checkpoint import BEST
 from nearfar._utils.checkpoint import load as load_checkpoint
-from nearfar._utils.files import atomic_write
+from nearfar._utils.files import atomic_write, first_line
 from nearfar.data import transforms
-from nearfar.data.samples import Transform
-from nearfar.evaluation.fingerprint import of_weights
-from nearfar.evaluation.preprocessing import describe, from_description
+from nearfar.data._samples import Transform
+from nearfar.evaluation._fingerprint import of_weights
+from nearfar.evaluation._preprocessing import describe, from_description
 from nearfar.models.embedder import POOLS, Embedder, freeze_norms, group_norms
 from nearfar.models.registry import OWN, build, network_for
 

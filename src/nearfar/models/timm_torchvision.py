@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections import OrderedDict
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ Backbone = tuple[nn.Module, Shape, tuple[float, ...], tuple[float, ...]]
 """Trunk, input shape, mean, std."""
 CLASSIFIERS = ("fc", "classifier", "head", "heads", "aux1", "aux2", "AuxLogits")
 """Names of torchvision's classifier layers."""
+INCEPTION = {"googlenet": 224, "inception_v3": 299}
+"""Networks with auxiliary classifiers, and their input size. Their published weights expect pixels from -1 to 1."""
 
 
 def _library(name: str) -> Any:
@@ -69,14 +72,18 @@ def from_torchvision(name: str, pretrained: bool, weights: Weights | None = None
     if name not in models.list_models(module=models):
         raise _unknown("torchvision", name, models.list_models(module=models), "torchvision.models.list_models()")
     address = models.get_model_weights(name).DEFAULT.url if pretrained else None
+    inception = name in INCEPTION
+    plain: dict[str, Any] = {"aux_logits": False, "init_weights": weights is None} if inception else {}
     with download(f"torchvision:{name}", None if address is None or _is_downloaded(address) else address):
-        network = models.get_model(name, weights="DEFAULT" if pretrained else None)
+        network = models.get_model(name, weights="DEFAULT") if pretrained else models.get_model(name, **plain)
     is_whole = weights is not None and bool(weights.state.keys() & network.state_dict().keys())
     if weights is not None and is_whole:
         weights.load_into(network, CLASSIFIERS)
     trunk = _cut(name, network)
     if weights is not None and not is_whole:
         weights.load_into(trunk)
+    if inception:
+        return trunk, (3, INCEPTION[name], INCEPTION[name]), (0.5,) * 3, (0.5,) * 3
     return trunk, (3, 224, 224), IMAGENET_MEAN, IMAGENET_STD
 
 
@@ -84,6 +91,10 @@ def _cut(name: str, network: Any) -> nn.Module:
     """The network up to its pooling; for unknown architectures, the network without its last layer."""
     if hasattr(network, "layer4") and hasattr(network, "fc"):
         return nn.Sequential(*list(network.children())[:-2])
+    if name in INCEPTION:  # their children, in order, are their forward pass; the names are those of published files
+        left_out = ("avgpool", "dropout", *CLASSIFIERS)
+        kept = OrderedDict((part, layer) for part, layer in network.named_children() if part not in left_out)
+        return nn.Sequential(kept)
     if hasattr(network, "features") and hasattr(network, "classifier"):
         last = [nn.ReLU()] if name.startswith("densenet") else []  # densenet's forward applies it after `features`
         return nn.Sequential(network.features, *last)

@@ -30,8 +30,13 @@ class Mined(tuple[Tensor, ...]):
     _masks: tuple[Tensor, Tensor] | None
     _versions: list[int]
 
+    @property
+    def unchanged(self) -> bool:
+        """Whether no index was modified since the miner made it."""
+        return [each._version for each in self] == self._versions
+
     def masks(self, shape: tuple[int, int]) -> tuple[Tensor, Tensor] | None:
         """The masks for a batch of this shape; None if there are none, or if an index was modified since."""
         if self._masks is None or self._masks[0].shape != shape:
             return None
-        return self._masks if [each._version for each in self] == self._versions else None
+        return self._masks if self.unchanged else None

@@ -7,6 +7,7 @@ of the arguments. If so, our code runs with the present settings; otherwise PML'
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import cache
 from inspect import getattr_static
@@ -18,11 +19,24 @@ from torch import Tensor, nn
 
 from nearfar._utils.shortcuts import hooked, hooked_globally
 from nearfar._utils.tensors import INTEGERS, weighted
-from nearfar.groups.groupings import Reduction
+from nearfar.engines import recordings
+from nearfar.engines.recordings import Given, Replays, Run
+from nearfar.groups._groupings import Reduction
 from nearfar.sets import Dual, Mean, UncertaintySet
 from nearfar.similarity import Cosine, Dot, NegEuclidean, NegSquaredEuclidean, Similarity
 
-__all__ = ["Indices", "Setup", "find_similarity", "is_ours", "is_plain", "masks", "reducer_key", "setup", "suit"]
+__all__ = [
+    "Indices",
+    "Setup",
+    "find_similarity",
+    "is_ours",
+    "is_plain",
+    "masks",
+    "record",
+    "reducer_key",
+    "setup",
+    "suit",
+]
 
 Indices = tuple[Tensor, ...]
 """(anchor, positive, negative), or (anchor, positive, anchor, negative)."""
@@ -178,3 +192,12 @@ def masks(labels: Tensor, ref_labels: Tensor | None) -> tuple[Tensor, Tensor]:
     same = labels[:, None] == (labels if ref_labels is None else ref_labels)
     negative = ~same
     return (same.fill_diagonal_(False) if ref_labels is None else same), negative
+
+
+def record(kept: Replays, key: Hashable, run: Run, module: Any, given: Given) -> Any:
+    """The result of `run(module, given)` by a recording on a GPU; None if the call must be computed as usual."""
+    (x,) = given[:1]
+    device = x.device.type if x is not None else "cpu"
+    if device not in recordings.DEVICES or torch.is_autocast_enabled(device) or recordings.watched():
+        return None
+    return kept.value((key, *recordings.call_key(given)), run, module, given)

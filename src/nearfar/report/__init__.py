@@ -3,7 +3,7 @@
 from typing import Never
 
 from nearfar._utils.keywords import no_such_name
-from nearfar.report.page import build, write
+from nearfar.report._page import build, write
 
 __all__ = ["build", "write"]
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from nearfar.runs.config import Config, flat, parse, to_tree
+from nearfar.runs._config import flat, parse, to_tree
+from nearfar.runs._sections import Config
 
 __all__ = ["MAY_CHANGE", "check_network", "check_resumable"]
 

@@ -23,9 +23,9 @@ from starlette.requests import ClientDisconnect
 
 from nearfar import __version__
 from nearfar._utils.page import document, hash_of
-from nearfar.serve.answers import Answer, Searcher
-from nearfar.serve.middleware import Guard, Metrics
-from nearfar.serve.pictures import PIXELS, RefusedError, Thumbnails, decode
+from nearfar.serve._answers import Answer, Searcher
+from nearfar.serve._middleware import Guard, Metrics
+from nearfar.serve._pictures import PIXELS, RefusedError, Thumbnails, decode
 
 __all__ = ["Limits", "create_app"]
 

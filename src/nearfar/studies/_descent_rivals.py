@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nearfar.linear import ContrastiveObjective, TripletObjective, descend
-from nearfar.linear.objective import Objective
+from nearfar.linear._objective import Objective
 
 METHODS = ("3-NN, raw", "3-NN, contrastive", "3-NN, triplet", "SVM, hinge", "SVM, logistic")
 NEIGHBORS = 3

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from nearfar.linear import TripletObjective, ccp, descend, psd_reference
-from nearfar.linear.descent import Path, safe_step, size
+from nearfar.linear._descent import Path, safe_step, size
 from nearfar.studies._descent_errata import Array, Triplet
 
 Numbers = dict[str, Any]

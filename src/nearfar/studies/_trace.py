@@ -11,9 +11,9 @@ import torch
 
 from nearfar import __version__
 from nearfar.doctor import diagnose_run
-from nearfar.doctor.looks import read_looks
+from nearfar.doctor._looks import read_looks
 from nearfar.evaluation import Evaluation
-from nearfar.runs import journal
+from nearfar.runs import _journal as journal
 
 Plain = dict[str, Any]
 POINTS = 20  # steps whose loss is stored

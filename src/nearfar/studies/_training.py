@@ -26,6 +26,8 @@ from nearfar.train import Config, parse
 
 Tree = Mapping[str, Any]
 Spread = dict[str, Any]
+OTHER_RECALLS = ("sop", "inshop")
+"""Data sets on which papers report other recalls than on the rest."""
 HELD_OUT = 0.1
 """Share of the training classes on which the learning rate is chosen."""
 
@@ -42,6 +44,10 @@ class Options(TypedDict, total=False):
         seconds: begin no run after this time; missing results stay empty, and the next call continues.
         precision: float32, bf16, fp16 or float64; None: bf16 for photographs on a GPU, else float32.
         weights: a file of weights for the network's trunk; None: the published ones, where it has some.
+        network: another network, such as torchvision:googlenet; None: the usual one for the data.
+        width: dimensions of the embedding; None: the usual number.
+        checkpoints: score the test classes at so many steps, evenly spaced: `best_recall@1` and so on are the scores of
+            the best one, which is the protocol of the papers. 0: at the end alone.
         changes: sections of the configuration that replace keys of the usual settings.
     """
 
@@ -53,6 +59,9 @@ class Options(TypedDict, total=False):
     seconds: float | None
     precision: str | None
     weights: str | Path | None
+    network: str | None
+    width: int | None
+    checkpoints: int
     changes: Mapping[str, Tree] | None
 
 
@@ -119,6 +128,9 @@ class TrainingStudy:
         deadline: begin no run after this time of `time.monotonic()`; None: no limit.
         quick: a smoke test with one learning rate.
         changes: sections of the configuration that replace keys of the usual settings.
+        checkpoints: see `Options`.
+        ks: which recall@K, where papers report others on the data; None: those of the study.
+        stem: the names of the result files begin with it.
     """
 
     name: str
@@ -131,6 +143,9 @@ class TrainingStudy:
     deadline: float | None
     quick: bool
     changes: Mapping[str, Tree] = field(default_factory=dict)
+    checkpoints: int = 0
+    ks: tuple[int, ...] | None = None
+    stem: str = ""
 
     @functools.cached_property
     def settings(self) -> Settings:
@@ -144,6 +159,15 @@ class TrainingStudy:
     def classes(self) -> int:
         """The number of training classes."""
         return len(np.unique(self.labels))
+
+    def recalls(self, usual: tuple[int, ...]) -> tuple[int, ...]:
+        """Which recall@K: those that papers report on SOP and In-Shop, else the usual ones."""
+        return self.ks or usual
+
+    def scores(self, usual: tuple[int, ...], *others: str) -> tuple[str, ...]:
+        """The names of the scores in a table: recalls, then others; the best checkpoint's R@1 if there are several."""
+        best = ("best_recall@1",) if self.checkpoints else ()
+        return (*(f"recall@{k}" for k in self.recalls(usual)), *others, *best)
 
     def config(
         self,
@@ -176,7 +200,8 @@ class TrainingStudy:
     def trials(self, method: Method, batches: Tree, *, score: Tree | None = None, **how: Any) -> list[Trial]:
         """One run for each seed; `score` has arguments of `Trial`, and `how` those of `config`."""
         configs = [self.config(method, batches, seed=seed, **how) for seed in range(self.seeds)]
-        return [Trial(config, **(score or {})) for config in configs]
+        score = {**(score or {}), "checkpoints": self.checkpoints} | ({} if self.ks is None else {"ks": self.ks})
+        return [Trial(config, **score) for config in configs]
 
     def per_class(self, size: int, samples: int) -> Tree:
         """Batches of `size` samples, `samples` per class; smaller if there are too few classes."""
@@ -218,6 +243,8 @@ class TrainingStudy:
         return {
             "study": self.name,
             "data": self.data,
+            "stem": self.stem,
+            "checkpoints": self.checkpoints,
             "training": {"classes": self.classes, "samples": len(self.labels), "largest_class": int(sizes.max())},
             "seeds": self.seeds,
             "quick": self.quick,
@@ -229,7 +256,7 @@ class TrainingStudy:
         """Write the results, and every run with its configuration."""
         runs = [line for line in known.values() if line["config"]["training"]["steps"] == found["steps"]]
         whole = {**self.about(), **found, "runs": runs}
-        write_text(self.folder / f"{self.name}-{self.data}.json", as_json(whole, "runs", 7))
+        write_text(self.folder / f"{self.stem}.json", as_json(whole, "runs", 7))
         return whole
 
 
@@ -240,18 +267,33 @@ def open_study(name: str, folder: str | Path, **options: Unpack[Options]) -> Ite
     data, path = options.get("data", "glyphs"), options.get("path")
     if seeds < 1:
         raise ValueError(f"{name}: seeds must be at least 1, but came as {seeds}.")
-    labels = open_data(data, path).train.labels
+    opened = open_data(data, path)
     place = Path(folder)
     place.mkdir(parents=True, exist_ok=True)
     deadline = None if seconds is None else time.monotonic() + seconds
     changes = {section: dict(keys) for section, keys in (options.get("changes") or {}).items()}
     if precision := options.get("precision"):
         changes.setdefault("training", {})["precision"] = precision
-    if weights := options.get("weights"):
-        changes.setdefault("model", {})["weights"] = os.fspath(weights)
-    where, quick = None if path is None else os.fspath(path), options.get("quick", False)
+    weights, network, width = options.get("weights"), options.get("network"), options.get("width")
+    model = {"weights": weights and os.fspath(weights), "name": network, "embedding_dim": width}
+    changes["model"] = changes.get("model", {}) | {key: value for key, value in model.items() if value is not None}
+    names = (name, data, network.split(":")[-1] if network else "", str(width or ""))
     with nullcontext(jobs) if isinstance(jobs, Workers) else Workers(jobs) as workers:
-        yield TrainingStudy(name, place, data, where, labels, seeds, workers, deadline, quick, changes)
+        yield TrainingStudy(
+            name,
+            place,
+            data,
+            None if path is None else os.fspath(path),
+            opened.train.labels,
+            seeds,
+            workers,
+            deadline,
+            options.get("quick", False),
+            changes,
+            options.get("checkpoints", 0),
+            opened.ks if data in OTHER_RECALLS else None,
+            "-".join(filter(None, names)),
+        )
 
 
 def order_by_seed(cells: Iterable[Sequence[Trial]]) -> list[Trial]:

@@ -39,6 +39,11 @@ class Panel:
     mark: tuple[float, str] | None = None
 
 
+def stem(found: Mapping[str, Any]) -> str:
+    """How the names of a study's files begin."""
+    return str(found.get("stem") or f"{found['study']}-{found['data']}")
+
+
 def curves(file: Path, panel: Panel) -> None:
     """Plot means with their intervals, and small dots for the seeds; the legend is in the order of the curves' ends."""
     drawn = {name: points for name, points in _points(panel).items() if points}
@@ -133,6 +138,7 @@ def dots(file: Path, rows: Mapping[str, Mapping[str, Spread]], variants: Sequenc
             ax.set_yticks(ticks, list(rows) if ax is axes[0] else [""] * len(ticks))
             ax.invert_yaxis()
             ax.set_xlim(*limits)
+            ax.locator_params(axis="x", nbins=3 if len(parts) == 2 and ax is axes[0] else 7, prune="both")
             ax.grid(axis="x", linewidth=0.4, alpha=0.5)
         for ax in axes[1:]:
             ax.spines["left"].set_linestyle((0, (1, 4)))

@@ -26,13 +26,14 @@ from nearfar._utils.files import read_arrays, write_text
 from nearfar._utils.journal import read_lines
 from nearfar._utils.progress import Progress
 from nearfar.data import DataSet, Samples, genuine, open_data
-from nearfar.data.splits import hold_out
-from nearfar.evaluation.clustering import clustering_scores
-from nearfar.runs.config import to_tree
-from nearfar.runs.journal import Journal
-from nearfar.runs.parts import shape_of_batch
+from nearfar.data._splits import hold_out
+from nearfar.evaluation._clustering import clustering_scores
+from nearfar.runs._config import to_tree
+from nearfar.runs._journal import Journal
+from nearfar.runs._parts import shape_of_batch
 from nearfar.studies import _trace
-from nearfar.train import Config, Moment, fit
+from nearfar.train import Callback, Config, Moment, fit
+from nearfar.train._scores import score
 
 __all__ = ["Line", "Trial", "Workers", "attempt", "held_out", "lines", "permuted", "run", "run_folder", "words_of"]
 
@@ -60,6 +61,7 @@ class Trial:
             then not read; 0: the test classes.
         held_classes: the names (patterns) of those classes, in place of a share.
         clustering: NMI and F1 on whole test classes of at most this many samples; 0: none.
+        checkpoints: score at so many steps, evenly spaced, and keep the scores of the best R@1 too; 0: only at the end.
     """
 
     config: Config
@@ -68,6 +70,7 @@ class Trial:
     held_out: float = 0.0
     clustering: int = 0
     held_classes: tuple[str, ...] = ()
+    checkpoints: int = 0
 
     @functools.cached_property
     def key(self) -> str:
@@ -92,8 +95,8 @@ class Trial:
         weights = config["model"]["weights"]
         config["model"]["weights"] = weights and Path(weights).name
         scored = {"ks": list(self.ks), "wrong": self.wrong, "held_out": self.held_out, "clustering": self.clustering}
-        named = {"held_classes": list(self.held_classes)} if self.held_classes else {}
-        return {"config": config, **scored, **named}
+        later = {"held_classes": list(self.held_classes), "checkpoints": self.checkpoints}
+        return {"config": config, **scored, **{name: value for name, value in later.items() if value}}
 
 
 class Workers(pool.Workers[Trial, Line]):
@@ -196,19 +199,49 @@ def _give_up(moment: Moment) -> None:
         raise pool.Stopped
 
 
+@dataclass(eq=False)
+class _Course:
+    """A callback that scores the test classes at some steps, and keeps the scores of the best one.
+
+    Attributes:
+        every: steps between two scores.
+        best: the step and the scores of the best R@1.
+    """
+
+    every: int
+    best: tuple[int, dict[str, float]] = (0, {})
+
+    def __call__(self, moment: Moment) -> None:
+        """Score after a step, if it is time; the last step is scored by the run itself."""
+        if moment.step % self.every == 0 and moment.step < moment.state.config.training.steps:
+            state, data = moment.state, moment.state.data
+            options: dict[str, Any] = {"gallery": data.gallery, "ks": data.ks, **state.evaluating}
+            self.offer(moment.step, score(state.scored_model, data.test, state.plain, **options).evaluation.scores())
+
+    def offer(self, step: int, scores: dict[str, float]) -> None:
+        """Keep the scores of a step if they are the best; of equal ones the first."""
+        if scores["recall@1"] > self.best[1].get("recall@1", -1.0):
+            self.best = step, scores
+
+
 def _train(trial: Trial) -> Line | None:
     config = trial.config
     data, share = _data_of(trial)
+    course = _Course(-(-config.training.steps // trial.checkpoints)) if trial.checkpoints else None
     on_gpu = torch.cuda.is_available()
     with run_folder() as folder:
         if on_gpu:
             torch.cuda.reset_peak_memory_stats()
-        result = fit(config, folder, data=data, callbacks=[_give_up], console=Terminal(quiet=True))
+        callbacks: list[Callback] = [_give_up] if course is None else [_give_up, course]
+        result = fit(config, folder, data=data, callbacks=callbacks, console=Terminal(quiet=True))
         if result.test is None:
             return None
         scores = result.test.scores()
         if trial.clustering:
             scores |= _clusters(folder / "embeddings.npz", trial.clustering)
+        if course is not None:
+            course.offer(result.step, result.test.scores())
+            scores |= {f"best_{name}": value for name, value in course.best[1].items()} | {"best_step": course.best[0]}
         line: Line = {"scores": scores, "queries": result.test.queries, "steps": result.step, "wrong_share": share}
         line["classes"] = _trace.by_class(result.test)
         line["journal"] = _trace.of_journal(folder, _batch(config, len(data.train.classes)))

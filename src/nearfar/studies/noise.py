@@ -26,7 +26,7 @@ __all__ = ["draw", "reproduce"]
 STEPS = 1000
 SHARES = (0.0, 0.1, 0.2, 0.4)
 BATCH, SAMPLES = 128, 4
-SCORES = ("recall@1", "recall@10", "map_at_r")
+RECALLS = (1, 2, 4, 8, 10)
 LOSSES = {
     "Contrastive": Method({"name": "Contrastive"}),
     "BinomialDeviance": Method({"name": "BinomialDeviance"}),
@@ -75,7 +75,7 @@ def _run(study: TrainingStudy, steps: int | None) -> dict[str, Any]:
         "rate": rate,
         "shares": list(shares),
         "wrong": _changed_shares(known.values()),
-        "table": tabulate(known, cells, SCORES),
+        "table": tabulate(known, cells, study.scores(RECALLS, "map_at_r")),
         "loss_of_recall": {
             name: difference(known, cells[name, f"{shares[0]:g}"], cells[name, f"{shares[-1]:g}"], "recall@1")
             for name in losses
@@ -97,4 +97,4 @@ def draw(found: Mapping[str, Any], folder: Path) -> None:
     series = {name: [each["recall@1"] for each in row.values()] for name, row in found["table"].items()}
     data = found["data"]
     panel = figures.Panel(f"{data}: wrong training labels", places, series, "wrong labels, %")
-    figures.curves(folder / f"noise-{data}.png", panel)
+    figures.curves(folder / f"{figures.stem(found)}.png", panel)

@@ -4,7 +4,8 @@
 (`Representatives`, only pairs with a representative, the proximal term) and with hard negative classes (HNCM) too,
 several seeds each, the same number of steps for all; then its Figure 1: recall against the steps of a projection, M.
 Two baselines run with plain batches only, as in the paper: semi-hard triplets, because PROFS uses hard ones, and
-Proxy-NCA, because its proxies are representatives already.
+Proxy-NCA, because its proxies are representatives already. On request each part of the method runs alone: hard classes
+without projections, and projections without the proximal term.
 """
 
 from __future__ import annotations
@@ -46,9 +47,17 @@ ALONE = {
     "Triplet-semi": Method({"name": "Triplet", "mining": "semihard", **SQUARED}),
     # vectors and proxies have length 3, as is usual for this loss: squared distances times 9
     "Proxy-NCA": Method({"name": "ProxyNCA", "scale": 9.0}),
+    "Proxy-NCA, own proxy left out": Method({"name": "ProxyNCA", "scale": 9.0, "own": False}),
 }
 VARIANTS = ("plain", "PROFS", "PROFS + HNCM")
-PARTS = ("table", "lengths")
+ABLATION = ("plain", "HNCM", "projections", "PROFS", "PROFS + HNCM")
+FIRST = {
+    "Contrastive-hard": LOSSES["Contrastive-hard"],
+    "Triplet-hard": LOSSES["Triplet-hard"],
+    "Multi-similarity": Method({"name": "MultiSimilarity"}),
+}
+"""The losses whose ablation is complete before that of the others begins; the paper does not have the third."""
+PARTS = ("table", "lengths", "first", "ablation")
 CHOOSERS = (
     "Contrastive-hard",
     "Triplet-hard",
@@ -56,22 +65,24 @@ CHOOSERS = (
 )  # losses that choose the learning rate: they fit the formulation of Can et al.
 FIGURE = ("Contrastive-hard", "Triplet-hard", "N-pair", "Margin-hard")  # the four of Can et al.'s Figure 1
 TIMES = (0.1, 0.3, 1.0, 3.0, 10.0)  # M over the rule's, besides M = 1
-SCORES = ("recall@1", "recall@10", "map_at_r", "nmi", "f1")
+RECALLS = (1, 2, 4, 8, 10)
 CLUSTERED = 3000
 COMPARED = (("plain", "PROFS"), ("PROFS", "PROFS + HNCM"), ("plain", "PROFS + HNCM"))
+COMPARED_ALONE = (*COMPARED, ("plain", "HNCM"), ("plain", "projections"), ("projections", "PROFS"))
 
 Cells = dict[tuple[str, str], list[Trial]]
 
 
 def reproduce(
-    folder: str | Path, *, steps: int | None = None, parts: Sequence[str] = PARTS, **options: Unpack[Options]
+    folder: str | Path, *, steps: int | None = None, parts: Sequence[str] = PARTS[:2], **options: Unpack[Options]
 ) -> dict[str, Any]:
     """Run what is missing in `folder`, draw the figures, and write the results.
 
     Args:
         folder: the folder for profs-DATA.json, profs-DATA-*.png and the lines of all runs.
         steps: steps of each run; None: two whole cycles, in which every sample is a representative at least twice.
-        parts: "table" (Table 1) and "lengths" (Figure 1), or one of them.
+        parts: some of "table" (Table 1), "lengths" (Figure 1), "first": Table 1 with each part of the method alone, for
+            contrastive, triplets and multi-similarity, and "ablation": the same for all losses, the first three first.
         **options: data, seeds and how to train, see `nearfar.studies._training.Options`.
 
     Returns:
@@ -86,27 +97,35 @@ def reproduce(
 def _run(study: TrainingStudy, steps: int | None, parts: Sequence[str]) -> dict[str, Any]:
     rule, cycle = rule_of(study.labels)
     steps = steps or (40 if study.quick else 2 * cycle)
-    losses = dict(list(LOSSES.items())[:2]) if study.quick else LOSSES
+    alone = bool({"first", "ablation"} & {*parts})
+    variants, losses = (ABLATION, FIRST | LOSSES) if alone else (VARIANTS, LOSSES)
+    losses = losses if "ablation" in parts or not alone else FIRST
+    losses = dict(list(losses.items())[:2]) if study.quick else losses
     choosers = [losses[name] for name in CHOOSERS if name in losses]
     rate = study.choose_rate(choosers, study.per_class(BATCH, SAMPLES), steps=steps)
-    cells = _table_cells(study, losses, steps, rate["rate"]) if "table" in parts else {}
-    lengths = sorted({1, *(max(1, round(rule * times)) for times in TIMES)})
+    cells = _table_cells(study, losses, steps, rate["rate"], variants) if alone or "table" in parts else {}
+    first = [trials for (name, _), trials in cells.items() if name in FIRST] if alone else []
+    # a projection longer than the run is the run
+    lengths = sorted({min(steps, length) for length in (1, *(max(1, round(rule * times)) for times in TIMES))})
     by_length = {
-        (name, str(length)): _trials(study, losses[name], _batches(study, "PROFS", length, rule), steps, rate["rate"])
+        (name, str(length)): _trials(study, losses[name], "PROFS", steps, rate["rate"], length)
         for name in FIGURE
         for length in lengths
         if name in losses and "lengths" in parts
     }
-    known = study.run([*order_by_seed(cells.values()), *order_by_seed(by_length.values())])
+    known = study.run([*order_by_seed(first), *order_by_seed(cells.values()), *order_by_seed(by_length.values())])
+    scores = study.scores(RECALLS, "map_at_r", "nmi", "f1")
     found: dict[str, Any] = {
         "steps": steps,
         "rate": rate,
         "rule": {"M": rule, "cycle": cycle, "rho": 6, "batch": BATCH, "samples": SAMPLES, "proximal": PROXIMAL},
         "clustered": CLUSTERED,
-        "table": tabulate(known, cells, SCORES),
-        "differences": _differences(known, cells, losses) if cells else {},
+        "scores": scores,
+        "variants": variants,
+        "table": tabulate(known, cells, scores),
+        "differences": _differences(known, cells, losses, scores) if cells else {},
         "lengths": lengths,
-        "by_length": tabulate(known, by_length, SCORES),
+        "by_length": tabulate(known, by_length, scores),
     }
     found["overall"] = _overall(found["differences"])
     whole = study.write(found, known)
@@ -120,43 +139,53 @@ def rule_of(labels: np.ndarray) -> tuple[int, int]:
     return rule, rule * int(np.bincount(labels).max())
 
 
-def _batches(
-    study: TrainingStudy, variant: str, length: int | None = None, rule: int | None = None
-) -> Mapping[str, Any]:
+def _batches(study: TrainingStudy, variant: str, steps: int, length: int) -> Mapping[str, Any]:
     if variant == "plain":
         return study.per_class(BATCH, SAMPLES)
     options: dict[str, Any] = {"name": "Representatives", "batch_size": BATCH, "samples": SAMPLES}
-    if variant == "PROFS + HNCM":
+    if "HNCM" in variant:
         options["hard_classes"] = True
+    if variant == "HNCM":  # every step has new representatives, which only the table of classes knows
+        return {**options, "steps": 1, "all_pairs": True}
     # the rule's own length is left out, so that the run is the same as in the table
-    return options if length is None or length == rule else {**options, "steps": length}
+    rule, _ = rule_of(study.labels)
+    return options if length == min(rule, steps) else {**options, "steps": length}
 
 
-def _trials(study: TrainingStudy, method: Method, batches: Mapping[str, Any], steps: int, rate: float) -> list[Trial]:
-    proximal = PROXIMAL if batches["name"] == "Representatives" else 0.0
-    return study.trials(method, batches, steps=steps, rate=rate, proximal=proximal, score={"clustering": CLUSTERED})
+def _trials(
+    study: TrainingStudy, method: Method, variant: str, steps: int, rate: float, length: int | None = None
+) -> list[Trial]:
+    """The runs of a variant; `length` steps a projection, by default those of the rule."""
+    batches = _batches(study, variant, steps, length or min(rule_of(study.labels)[0], steps))
+    proximal = PROXIMAL if variant.startswith("PROFS") else 0.0
+    return study.trials(
+        method, batches, steps=steps, rate=rate, proximal=proximal, score={"clustering": CLUSTERED, "ks": RECALLS}
+    )
 
 
-def _table_cells(study: TrainingStudy, losses: Mapping[str, Method], steps: int, rate: float) -> Cells:
+def _table_cells(
+    study: TrainingStudy, losses: Mapping[str, Method], steps: int, rate: float, variants: Sequence[str] = VARIANTS
+) -> Cells:
     cells = {
-        (name, variant): _trials(study, method, _batches(study, variant), steps, rate)
+        (name, variant): _trials(study, method, variant, steps, rate)
         for name, method in losses.items()
-        for variant in VARIANTS
+        for variant in variants
     }
-    alone = {} if study.quick else ALONE
-    return cells | {
-        (name, "plain"): _trials(study, m, _batches(study, "plain"), steps, rate) for name, m in alone.items()
-    }
+    baselines = {} if study.quick or losses is FIRST else ALONE
+    return cells | {(name, "plain"): _trials(study, each, "plain", steps, rate) for name, each in baselines.items()}
 
 
-def _differences(known: Mapping[str, Line], cells: Cells, losses: Mapping[str, Method]) -> dict[str, Any]:
-    """For each loss and score: PROFS - plain, HNCM - PROFS, HNCM - plain, paired by seed."""
+def _differences(
+    known: Mapping[str, Line], cells: Cells, losses: Mapping[str, Method], scores: Sequence[str]
+) -> dict[str, Any]:
+    """For each loss and score: the differences of the variants that are compared, paired by seed."""
     return {
         name: {
             f"{after} less {before}": {
-                score: difference(known, cells[name, before], cells[name, after], score) for score in SCORES
+                score: difference(known, cells[name, before], cells[name, after], score) for score in scores
             }
-            for before, after in COMPARED
+            for before, after in COMPARED_ALONE
+            if {(name, before), (name, after)} <= cells.keys()
         }
         for name in losses
     }
@@ -165,9 +194,8 @@ def _differences(known: Mapping[str, Line], cells: Cells, losses: Mapping[str, M
 def _overall(differences: Mapping[str, Any]) -> dict[str, Any]:
     """The mean difference over losses, with a t-interval over losses."""
     found: dict[str, Any] = {}
-    for before, after in COMPARED:
-        name = f"{after} less {before}"
-        for score in SCORES:
+    for name, scores in next(iter(differences.values()), {}).items():
+        for score in scores:
             there = [each[name][score] for each in differences.values() if each[name][score] is not None]
             found.setdefault(name, {})[score] = spread([each["mean"] for each in there])
     return found
@@ -176,9 +204,10 @@ def _overall(differences: Mapping[str, Any]) -> dict[str, Any]:
 def draw(found: Mapping[str, Any], folder: Path) -> None:
     """Draw the two figures from the content of profs-DATA.json."""
     rows = {name: {variant: each["recall@1"] for variant, each in row.items()} for name, row in found["table"].items()}
-    data, rule = found["data"], found["rule"]["M"]
+    data, stem, rule = found["data"], figures.stem(found), found["rule"]["M"]
     if rows:
-        figures.dots(folder / f"profs-{data}-table.png", rows, VARIANTS, f"R@1 on unseen classes of {data}, %")
+        variants = found.get("variants", VARIANTS)
+        figures.dots(folder / f"{stem}-table.png", rows, variants, f"R@1 on unseen classes of {data}, %")
     series = {
         name: [row[str(length)]["recall@1"] for length in found["lengths"]] for name, row in found["by_length"].items()
     }
@@ -188,7 +217,7 @@ def draw(found: Mapping[str, Any], folder: Path) -> None:
         series,
         "M, steps of a projection",
         log=True,
-        mark=(rule, f"M by the rule: {rule}"),
+        mark=(rule, f"M by the rule: {rule}") if rule <= found["steps"] else None,
     )
     if series:
-        figures.curves(folder / f"profs-{data}-projection.png", panel)
+        figures.curves(folder / f"{stem}-projection.png", panel)

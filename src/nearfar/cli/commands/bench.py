@@ -59,8 +59,8 @@ def bench(
 def _measure(plan: Plan, file: Path, *, resume: bool) -> list[Row]:
     """Measure, print each row, and write the file after each row."""
     from nearfar.bench import measure
-    from nearfar.bench.pages import keep, known, line
-    from nearfar.bench.study import peer_version
+    from nearfar.bench._pages import keep, known, line
+    from nearfar.bench._study import peer_version
 
     if plan.peers and peer_version() is None:
         say("pytorch-metric-learning (PML) is not installed, so only our losses are measured.")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["OUTPUTS", "Command", "Extra", "check_apart", "check_one", "check_suffix", "load_labeled", "one_sentence",
            "parse_numbers", "save_json"]  # fmt: skip
 
-OUTPUTS = frozenset({"output", "json", "page", "out", "folder", "run"})
+OUTPUTS = frozenset({"output", "json", "page", "out", "folder", "per_query", "run"})
 """Names of the parameters that a command writes to; every other path is an input."""
 Extra = Annotated[list[str] | None, typer.Argument(hidden=True)]
 """Extra arguments, accepted so that a command can explain that it takes only one."""
@@ -105,7 +105,7 @@ def _describe(source: Path, target: Path) -> str:
 
 def _is_in(target: Path, folder: Path) -> bool:
     """Whether writing to an existing file would overwrite part of an input folder."""
-    from nearfar.train.folder import FILES, REPORT, is_run
+    from nearfar.train._folder import FILES, REPORT, is_run
 
     if is_run(folder):
         return any(target.samefile(folder / name) for name in FILES if name != REPORT and (folder / name).exists())

@@ -21,7 +21,7 @@ def complete(ctx: typer.Context, incomplete: str) -> list[str]:
 
 def loss_names(incomplete: str) -> list[str]:
     """Complete the name of a loss for `nearfar bench`."""
-    from nearfar.bench.subjects import SUBJECTS
+    from nearfar.bench._subjects import SUBJECTS
 
     return [name for name in SUBJECTS if name.startswith(incomplete)]
 
@@ -35,9 +35,9 @@ def values_of(key: str) -> list[str]:
     (['MPerClass', 'Representatives'], [])
     """
     from nearfar import models
-    from nearfar.data.registry import NAMES
-    from nearfar.runs import parts
-    from nearfar.runs.config import Config
+    from nearfar.data._registry import NAMES
+    from nearfar.runs import _parts as parts
+    from nearfar.runs._sections import Config
 
     named: dict[str, Iterable[str]] = {
         "loss": parts.LOSSES,

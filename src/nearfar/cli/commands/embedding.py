@@ -127,7 +127,7 @@ def _check_output(output: Path, dtype: str) -> None:
 
 def _share(run: Any, inputs: Any, batch_size: int, parts: Path) -> bool:
     """Embed this rank's chunks into the folder `parts`; returns True on the first rank, when all ranks are done."""
-    from nearfar.evaluation.embed import embed_chunks, mark_done, wait_for_others
+    from nearfar.evaluation._embed import embed_chunks, mark_done, wait_for_others
 
     rank, world = place()
     names = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT")
@@ -150,7 +150,7 @@ def _join(
     import torch
 
     from nearfar.evaluation import Vectors
-    from nearfar.evaluation.embed import read_chunks
+    from nearfar.evaluation._embed import read_chunks
     from nearfar.evaluation.vectors_folder import as_stored, write_folder
 
     sound = [(len(part["x"]), part.get("y")) for part in read_chunks(parts, rows, batch_size) if part]
@@ -175,7 +175,7 @@ def _join(
 @contextmanager
 def rephrase_errors() -> Iterator[None]:
     """Phrase errors in terms of the command, and silence warnings about skipped images, which are listed at the end."""
-    from nearfar.data.pictures import CorruptImageError, CorruptImageWarning
+    from nearfar.data._pictures import CorruptImageError, CorruptImageWarning
 
     try:
         with warnings.catch_warnings():
@@ -203,7 +203,7 @@ def describe_classes(found: Vectors) -> str:
 
 def clear_parts(output: Path) -> None:
     """Remove the chunks that this and earlier attempts stored for this output, and nothing else."""
-    from nearfar.evaluation.embed import clear
+    from nearfar.evaluation._embed import clear
 
     for folder in output.parent.iterdir():
         key = folder.name.removeprefix(f".{output.name}.").removesuffix(".parts")

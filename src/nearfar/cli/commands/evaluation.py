@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from nearfar.evaluation import Comparison, Evaluation
+    from nearfar.evaluation._scored import Scored
 
 __all__ = ["compare", "evaluate"]
 
@@ -25,12 +26,24 @@ Similarity = Annotated[str, typer.Option(help="Similarity: cosine, dot or euclid
 Ties = Annotated[str, typer.Option(help="Of equal scores, the first by position (place) or a correct one (favorable).")]
 Unit = Annotated[str, typer.Option(help="Unit of the bootstrap: class (for unseen classes) or query.")]
 Seed = Annotated[int, typer.Option(help="Seed of the bootstrap and of k-means.")]
+Qrels = Annotated[
+    Path | None, typer.Option(help="Judgements of documents: a qrels file of TREC or BEIR, or a folder of BEIR.")
+]
 
 
 def evaluate(
-    vectors: Source,
+    vectors: Annotated[
+        Path | None, typer.Argument(metavar="[VECTORS|RUN]", help="A vectors.npz, or a run folder.")
+    ] = None,
     more: Extra = None,
-    k: Annotated[list[int] | None, typer.Option("-k", help="K of recall@K; repeatable. Default: 1, 2, 4, 8.")] = None,
+    results: Annotated[
+        Path | None, typer.Option("--run", help="Score ranked documents, a run file of TREC, by --qrels.")
+    ] = None,
+    qrels: Qrels = None,
+    k: Annotated[
+        list[int] | None,
+        typer.Option("-k", help="K of recall@K; repeatable. Default: 1, 2, 4, 8; with --qrels: 1, 10, 100."),
+    ] = None,
     data_set: Annotated[
         str | None, typer.Option(help="Use the K of cub, cars, sop, inshop, omniglot or glyphs.")
     ] = None,
@@ -41,13 +54,27 @@ def evaluate(
     unit: Unit = "class",
     seed: Seed = 0,
     json: Annotated[Path | None, typer.Option(help="Also write the full result to this JSON file.")] = None,
+    per_query: Annotated[Path | None, typer.Option(help="With --qrels: write the scores of each query as CSV.")] = None,
     processes: Processes = None,
 ) -> None:
-    """Score vectors: recall@K, MAP@R and others, with confidence intervals and the worst classes."""
+    """Score vectors or ranked documents, with confidence intervals.
+
+    Vectors are scored by their classes: recall@K, MAP@R and others, and the worst classes. With --qrels, ranked
+    documents are scored by judgements: nDCG, MAP, MRR, recall and precision at K. They come from a run file (--run), or
+    from the vectors of queries and of documents (--gallery), whose names are their ids.
+    """
     from nearfar.evaluation import evaluate as judge
-    from nearfar.evaluation.fingerprint import check_same_network
+    from nearfar.evaluation._fingerprint import check_same_network
 
     check_one("VECTORS", vectors, more)
+    if results is not None or qrels is not None:
+        if clustering or data_set or (ties, unit) != ("place", "class"):
+            raise ValueError("--clustering, --data-set, --ties and --unit need classes; leave them out with --qrels.")
+        ranked = check_ranked(vectors, gallery, results, processes)
+        score_ranked(ranked, need_qrels(qrels), k, similarity, seed, json, per_query)
+        return
+    if vectors is None or per_query is not None:
+        raise ValueError("name VECTORS, or --run and --qrels (which --per-query needs).")
     if launch(processes):
         return
     queries = load_labeled(vectors)
@@ -78,22 +105,75 @@ def evaluate(
     console.print(describe_lone(found))
 
 
+def check_ranked(vectors: Path | None, gallery: Path | None, results: Path | None, processes: int | None) -> Any:
+    """What `evaluate_retrieval` takes as its run: a run file, or the vectors of queries and documents."""
+    from nearfar.evaluation import Vectors
+
+    if processes is not None:
+        raise ValueError("--qrels is scored in one process; leave --processes out.")
+    if (results is None) == (vectors is None) or (vectors is None) != (gallery is None):
+        raise ValueError("--qrels needs either --run, or the VECTORS of the queries and --gallery, the documents.")
+    return results if vectors is None or gallery is None else (Vectors.load(vectors), Vectors.load(gallery))
+
+
+def need_qrels(qrels: Path | None) -> Path:
+    """Require judgements."""
+    if qrels is None:
+        raise ValueError("ranked documents are scored by judgements; name them with --qrels.")
+    return qrels
+
+
+def score_ranked(
+    ranked: Any,
+    qrels: Path,
+    k: list[int] | None,
+    similarity: str,
+    seed: int,
+    json: Path | None,
+    per_query: Path | None,
+) -> None:
+    """Score ranked documents by judgements, print the scores, and write them."""
+    import csv
+    import io
+
+    from nearfar._utils.files import write_text
+    from nearfar.evaluation import evaluate_retrieval
+    from nearfar.evaluation._judged import RETRIEVAL_KS
+
+    title = str(ranked) if isinstance(ranked, Path) else "vectors"
+    options: dict[str, Any] = {"similarity": similarity, "seed": seed}
+    with Progress(f"scoring {title}"):
+        found = evaluate_retrieval(ranked, qrels, ks=k or RETRIEVAL_KS, **options)
+    if json is not None:
+        save_json(json, {"run": title, "qrels": str(qrels), **options, **found.to_dict()})
+    if per_query is not None:
+        text = io.StringIO()
+        columns = [found.ids, found.relevant.tolist(), *(column.tolist() for column in found.per_query.values())]
+        head = ("query", "relevant", *found.per_query)
+        csv.writer(text, lineterminator="\n").writerows([head, *zip(*columns, strict=True)])
+        write_text(per_query, text.getvalue())
+    console = Terminal()
+    console.print(score_table(found, title))
+    console.print(f"{found.about()}.")
+
+
 def choose_ks(k: list[int] | None, data_set: str | None) -> tuple[int, ...]:
     """The given K, else those of the data set, else the usual ones."""
-    from nearfar.data.benchmarks import KS
-    from nearfar.data.samples import USUAL_KS
+    from nearfar.data._benchmarks import KS
+    from nearfar.data._samples import USUAL_KS
 
     if data_set is not None:
         check_choice("evaluate", "--data-set", data_set, KS)
     return tuple(k or ()) or (USUAL_KS if data_set is None else KS[data_set])
 
 
-def score_table(found: Evaluation, title: str) -> Table:
+def score_table(found: Scored, title: str) -> Table:
     """A table of all scores in percent, with their intervals."""
     from rich.table import Table
 
     unit = "classes" if found.unit == "class" else "queries"
-    table = Table(title=f"{title}: {found.queries:,} queries of {found.classes:,} classes", title_justify="left")
+    of = f"queries of {found.classes:,} classes" if found.classes else "judged queries"
+    table = Table(title=f"{title}: {found.queries:,} {of}", title_justify="left")
     table.add_column("score")
     table.add_column("%", justify="right")
     table.add_column(f"95% interval over {unit}", justify="right")
@@ -139,9 +219,16 @@ def describe_lone(found: Evaluation) -> str:
 
 
 def compare(
-    a: Annotated[Path, typer.Argument(metavar="A", help="Vectors or a run folder.")],
-    b: Annotated[Path, typer.Argument(metavar="B", help="Vectors or a run folder of the same samples.")],
-    score: Annotated[str, typer.Option(help="recall@K, precision_at_1, r_precision, map_at_r or mrr.")] = "recall@1",
+    a: Annotated[Path, typer.Argument(metavar="A", help="Vectors or a run folder; with --qrels, a run file of TREC.")],
+    b: Annotated[Path, typer.Argument(metavar="B", help="The same of the same samples, or queries.")],
+    score: Annotated[
+        str | None,
+        typer.Option(
+            help="recall@K (default: recall@1), precision_at_1, r_precision, map_at_r or mrr; with --qrels ndcg@K "
+            "(default: ndcg@10), map@K, mrr@K, recall@K or precision@K."
+        ),
+    ] = None,
+    qrels: Qrels = None,
     similarity: Similarity = "cosine",
     unit: Unit = "class",
     seed: Seed = 0,
@@ -153,7 +240,13 @@ def compare(
     """
     from nearfar.evaluation import compare as judge
     from nearfar.evaluation import evaluate as score_of
+    from nearfar.evaluation import evaluate_retrieval
 
+    if qrels is not None:
+        ks = (k_of(score),)
+        ranked = [evaluate_retrieval(check_ranked(None, None, x, processes), qrels, ks=ks, resamples=0) for x in (a, b)]
+        say(verdict(judge(*ranked, score=score, seed=seed), str(a), str(b), 0))
+        return
     if launch(processes):
         return
     sides = [load_labeled(path) for path in (a, b)]
@@ -170,6 +263,16 @@ def compare(
         return
     options = {"score": score, "unit": unit, "seed": seed}
     say(verdict(judge(*found, **options), str(a), str(b), found[0].classes))
+
+
+def k_of(score: str | None) -> int:
+    """The K of a score such as ndcg@10; 10 if there is none.
+
+    >>> k_of("map@100"), k_of(None)
+    (100, 10)
+    """
+    k = (score or "").partition("@")[2]
+    return int(k) if k.isdecimal() and int(k) > 0 else 10
 
 
 def verdict(found: Comparison, a: str, b: str, classes: int) -> str:

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from nearfar._utils.arrays import tensor_of
-from nearfar.data.samples import genuine, numbered
+from nearfar.data._samples import genuine, numbered
 
 if TYPE_CHECKING:
-    from nearfar.data.pictures import OnCorrupt, Pictures
-    from nearfar.data.samples import Transform
+    from nearfar.data._pictures import OnCorrupt, Pictures
+    from nearfar.data._samples import Transform
 
 __all__ = ["SIZE", "Assumed", "Samples", "Transformed", "read_samples", "square"]
 
@@ -184,7 +184,7 @@ def square(picture: Any, size: int) -> np.ndarray:
 
 def _folder(folder: Path, assumed: Assumed, thumbnails: int, on_corrupt: OnCorrupt) -> Samples:
     """Pictures in the order of their names: one subfolder per class, or all in one folder without classes."""
-    from nearfar.data.pictures import Pictures
+    from nearfar.data._pictures import Pictures
 
     files = _files(folder)
     names = tuple(file.relative_to(folder).as_posix() for file in files)

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from nearfar._utils.extras import need
 from nearfar.cli.commands.inputs import SIZE, Assumed
-from nearfar.evaluation import fingerprint
-from nearfar.evaluation.export import FINGERPRINT, TRANSFORM, first_cause, quiet
+from nearfar.evaluation import _fingerprint as fingerprint
+from nearfar.evaluation._export import FINGERPRINT, TRANSFORM, first_cause, quiet
 
 if TYPE_CHECKING:
-    from nearfar.data.samples import Transform
+    from nearfar.data._samples import Transform
 
 __all__ = ["Model", "load_model"]
 
@@ -39,7 +39,7 @@ class Model:
     Attributes:
         run: function from a batch to vectors.
         digest: identifies the model.
-        fingerprint: see `nearfar.evaluation.fingerprint`; with the preprocessing only if it is known.
+        fingerprint: see `nearfar.evaluation._fingerprint`; with the preprocessing only if it is known.
         module: the network as a module, for export; None if there is none (ONNX, TorchScript).
         example: an example batch, or None if the file has none.
         transform: the transform from a raw sample to the input, if the run or the file defines it.
@@ -110,7 +110,7 @@ def _check_trust(path: Path, trust_model: bool) -> None:
 
 def _load_run(folder: Path) -> Model:
     """The network of a run with its best weights, and its evaluation transform."""
-    from nearfar.evaluation.preprocessing import fingerprint_of
+    from nearfar.evaluation._preprocessing import fingerprint_of
     from nearfar.train import open_run
 
     run, best = open_run(folder), folder / "checkpoints" / "best.pt"
@@ -150,7 +150,7 @@ def _load_onnx(path: Path, digest: str) -> Model:
     kind = _ONNX_TYPES.get(feed.type, torch.float32)
     transform = None
     if TRANSFORM in about:
-        from nearfar.evaluation.preprocessing import from_text
+        from nearfar.evaluation._preprocessing import from_text
 
         transform = from_text(str(path), about[TRANSFORM])
     return Model(
@@ -180,7 +180,7 @@ def _side(shape: list[Any]) -> int | None:
 
 def _load_weights(path: Path, digest: str) -> Model:
     """A .safetensors file with the description of its network."""
-    from nearfar.evaluation.preprocessing import fingerprint_of
+    from nearfar.evaluation._preprocessing import fingerprint_of
     from nearfar.models.saved import read
 
     saved = read(path)

@@ -14,13 +14,13 @@ from torch import Tensor
 from nearfar.cli.commands.inputs import PICTURES, Assumed, Transformed, read_samples
 from nearfar.cli.commands.networks import Model, load_model
 from nearfar.evaluation import DiskIndex, Vectors, embed
-from nearfar.evaluation.fingerprint import check_same_network
-from nearfar.evaluation.preprocessing import Pixels, describe
-from nearfar.evaluation.vectors import RUN_FILE
+from nearfar.evaluation._fingerprint import check_same_network
+from nearfar.evaluation._preprocessing import Pixels, describe
+from nearfar.evaluation._vectors import RUN_FILE
 from nearfar.evaluation.vectors_folder import MANIFEST
 
 if TYPE_CHECKING:
-    from nearfar.data.samples import Transform
+    from nearfar.data._samples import Transform
     from nearfar.evaluation import Index
 
 __all__ = ["Photographs", "are_photographs", "describe_transform", "network_of", "transform_of"]
@@ -54,7 +54,7 @@ class Photographs:
             samples = read_samples(str(source), assumed=assumed, thumbnails=0)
             pictures, names = samples.raw, samples.name
         else:
-            from nearfar.data.pictures import Pictures
+            from nearfar.data._pictures import Pictures
 
             pictures, names = Pictures([source], [0], [source.name], ["photograph"]), (source.name,)
         made = embed(self.network.run, Transformed(pictures, self.transform), batch_size=32)

@@ -109,7 +109,7 @@ def _in_a_folder(
         return build_index(output, found, progress=True, **options)
     from nearfar.cli.commands.networks import load_model
     from nearfar.cli.commands.photographs import describe_transform
-    from nearfar.evaluation.fingerprint import check_same_network
+    from nearfar.evaluation._fingerprint import check_same_network
 
     if not model.is_dir() and model.suffix not in (".onnx", ".safetensors"):
         raise ValueError(f"--model must be a run folder, an .onnx or a .safetensors file, not {model}.")
@@ -222,9 +222,9 @@ def _write_page(
     images: Path | None,
 ) -> None:
     """Write the gallery."""
-    from nearfar.report.pictures import as_picture
+    from nearfar.report._pictures import as_picture
     from nearfar.serve import Found, Searcher, Thumbnails, write_gallery
-    from nearfar.serve.pictures import data_uri, encode
+    from nearfar.serve._pictures import data_uri, encode
 
     shown, home = Thumbnails(made, images), queries if queries.is_dir() else queries.parent
 

@@ -54,9 +54,9 @@ def serve(
     from nearfar.cli.commands.photographs import network_of
     from nearfar.evaluation import open_index
     from nearfar.serve import Searcher, Thumbnails
+    from nearfar.serve._middleware import LOOPBACK
+    from nearfar.serve._server import Countdown, bind, is_loopback, run
     from nearfar.serve.app import Limits, create_app
-    from nearfar.serve.middleware import LOOPBACK
-    from nearfar.serve.server import Countdown, bind, is_loopback, run
 
     made = open_index(index)
     network = network_of(made, index, model, trust_model=trust_model)
@@ -81,7 +81,7 @@ def serve(
 
 def _greet(made: Index | DiskIndex, index: Path, host: str, port: int, pictures: bool) -> None:
     """Print the address, and which optional parts the index lacks."""
-    from nearfar.serve.server import is_loopback
+    from nearfar.serve._server import is_loopback
 
     if not pictures:
         say(f"{index} holds no network, so only vectors can be searched for (--model RUN).")

@@ -16,7 +16,7 @@ from nearfar._utils.progress import Progress
 from nearfar.cli.commands.command import check_apart
 from nearfar.cli.commands.completion import complete
 from nearfar.cli.launch import Processes, Restarts, is_first, launch, restarts
-from nearfar.runs.config import SECTIONS
+from nearfar.runs._config import SECTIONS
 
 if TYPE_CHECKING:
     from nearfar.train import Config
@@ -76,7 +76,7 @@ def train(
     Several processes: --processes N. Several machines: torchrun ... -m nearfar train CONFIG --run-folder FOLDER.
     """
     from nearfar.train import fit
-    from nearfar.train.folder import can_resume
+    from nearfar.train._folder import can_resume
 
     if dry and processes is not None:
         raise ValueError("--dry-run uses one process, but --processes came; leave one out.")
@@ -106,7 +106,7 @@ def _launch(processes: int | None, again: int, run: Path | None) -> bool:
         need("accelerate", "train: --processes", "processes", instead="leave it out")
     if not again or processes is None or run is not None:
         return launch(processes, again)
-    from nearfar.train.folder import new_folder
+    from nearfar.train._folder import new_folder
 
     folder = new_folder()
     try:
@@ -117,7 +117,7 @@ def _launch(processes: int | None, again: int, run: Path | None) -> bool:
 
 
 def _say_dry(config: Config, run: Path | None) -> None:
-    from nearfar.train.dry_run import dry_run
+    from nearfar.train._dry_run import dry_run
 
     with Progress("looking at the first batch"):
         found = dry_run(config, run)
@@ -147,7 +147,7 @@ def _choose_config(
 
 def _default_config(flags: Sequence[tuple[str, str]]) -> Config:
     """The configuration that suits the data, if no file is named."""
-    from nearfar.train.recipe import default_config
+    from nearfar.train._recipe import default_config
 
     found, words = default_config(flags)
     if words and is_first():
@@ -158,7 +158,7 @@ def _default_config(flags: Sequence[tuple[str, str]]) -> Config:
 def _apply_remedy(ill: Path, flags: Sequence[tuple[str, str]]) -> Config:
     """The configuration of an unhealthy run, changed by the remedy of its worst finding, and then by flags."""
     from nearfar.doctor import prescribe
-    from nearfar.runs.config import apply_flags
+    from nearfar.runs._config import apply_flags
 
     remedy = prescribe(ill)
     say(f"doctor: {ill}: {remedy.text()} It is trained from the start.")
@@ -207,9 +207,9 @@ def config(words: Words = None) -> None:
 
     A file is completed by defaults. Without a file: what suits the data, such as --data.path FOLDER, or the defaults.
     """
-    from nearfar.runs.parts import check
+    from nearfar.runs._parts import check
     from nearfar.train import load, to_yaml
-    from nearfar.train.recipe import default_config
+    from nearfar.train._recipe import default_config
 
     path, flags = read_words(words or ())
     chosen = load(path, flags)
@@ -250,8 +250,8 @@ def recommend(
 
     from nearfar.cli.recommend import recommend as propose
     from nearfar.data import open_data
-    from nearfar.data.splits import classes_apart
-    from nearfar.train.recipe import are_photographs, recipe
+    from nearfar.data._splits import classes_apart
+    from nearfar.train._recipe import are_photographs, recipe
 
     data = open_data(name, path)
     apart, photographs = classes_apart(data.train, data.test), are_photographs(data)

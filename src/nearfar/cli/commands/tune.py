@@ -34,7 +34,7 @@ def tune(
 ) -> None:
     """Tune keys of a configuration with Optuna. Trials are scored only on held-out training classes."""
     from nearfar.train import load
-    from nearfar.train.recipe import default_config
+    from nearfar.train._recipe import default_config
     from nearfar.tune import search
 
     config, flags = read_words(words or (), OPTIONS)

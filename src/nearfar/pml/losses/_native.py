@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from nearfar._utils.tensors import check_embeddings
-from nearfar.engines import dense_value
+from nearfar.engines import dense_value, recordings
 from nearfar.engines.dense import keep
-from nearfar.groups.groupings import Product
+from nearfar.engines.recordings import PAIRS, settings
+from nearfar.groups._groupings import Product
+from nearfar.groups._triplets import At, index
 from nearfar.losses.explanation import Explanation
 from nearfar.losses.robust import Call, RobustLoss
 from nearfar.miners import ScoredPairs
 from nearfar.pml._mined import Mined
-from nearfar.pml._native import SCALARS, Indices, Setup, is_ours, masks, setup, suit
+from nearfar.pml._native import SCALARS, Indices, Setup, is_ours, masks, record, setup, suit
 from nearfar.relations.index_tuples import as_pairs, check_apart, indexed
 
 __all__ = ["Native"]
 
 SMALL = 2**16
 """Largest number of pairs for which a CPU batch goes to the dense engine with as few checks as possible."""
+RECORDED, LISTED = 2**20, 2**23
+"""Longest index tuples that are recorded, and scored from the whole matrix, on a GPU."""
 WHOLE = (torch.int64, torch.int32)
 """Index dtypes that torch accepts; it reads others as masks, or rejects them."""
 
@@ -172,39 +177,79 @@ class Native:
         return loss
 
     def _value(self, loss: RobustLoss, call: Call) -> Tensor:
-        named = call.ids is not None or call.ref_ids is not None
-        if named or call.embeddings.device.type != "cpu" or call.shape[0] * call.shape[1] > SMALL:
+        named, device = call.ids is not None or call.ref_ids is not None, call.embeddings.device.type
+        recorded = device in recordings.DEVICES
+        mined = recorded and call.indices is not None and len(call.indices[0]) <= LISTED
+        most = PAIRS if mined else 0 if recorded or device != "cpu" else SMALL
+        if named or call.shape[0] * call.shape[1] > most:
             return loss._judged(call)
+        with torch.autocast(device_type=device, enabled=False):
+            return self._mined_value(loss, call) if mined else self._dense_value(loss, call, None)
+
+    def _mined_value(self, loss: RobustLoss, call: Call) -> Tensor:
+        """The value of an index tuple on a GPU, by a recording: of measures of pairs, or of a list of triplets."""
+        product = loss.product
+        if triplets := _lists_triplets(product, call):
+            mined = _pad(call.indices)
+            valid = isinstance(call.indices, Mined) and call.indices.unchanged
+            at = flat if valid and not torch.are_deterministic_algorithms_enabled() else index
+        else:
+            mined = self._measures(loss, call, call.labels, call.embeddings)
+        given: Any = (call.embeddings, call.labels, call.ref_emb, call.ref_labels, *mined)
+
+        def run(loss: RobustLoss, given: Any) -> Tensor:
+            x, labels, ref_emb, ref_labels, *mined = given
+            one = Call(loss.owner, x, labels, None, ref_emb, ref_labels)
+            return self._listed_value(loss, one, mined, at) if triplets else self._dense_value(loss, one, (*mined,))
+
+        many = triplets and len(call.indices[0]) > RECORDED  # type: ignore[index]
+        key = None if many else settings(loss, product.parts, call.embeddings.device)
+        value: Tensor | None = None if key is None else record(loss._replays, (key, triplets and at), run, loss, given)
+        return run(loss, given) if value is None else value
+
+    def _listed_value(self, loss: RobustLoss, call: Call, triplets: list[Tensor], at: At) -> Tensor:
+        """The value of those triplets of a list that count."""
+        (a, p, n, counted), product, scores = triplets, loss.product, self._scores(call)
+        pairs = self._pairs(loss, product, call, scores, (counted, counted))
+        losses, measure = cast(Any, product.groups).rule.listed(product, pairs, (a, p, n), at=at)
+        value: Tensor = product.over_negative.value(losses[None], (measure & counted)[None])
+        return value[0]
+
+    def _dense_value(self, loss: RobustLoss, call: Call, measures: tuple[Tensor, ...] | None) -> Tensor:
+        """The value from all scores, with as few checks as possible."""
         product, scores = loss.product, self._scores(call)
         if call.indices is not None and product.groups.scope == "sign":
             a, p, b, n = as_pairs(call.indices)
             near, far = product.positive(scores[a, p], +1), product.negative(scores[b, n], -1)
             return (product.over_positive.value(near[None]) + product.over_negative.value(far[None]))[0]
-        return dense_value(product, keep(product, self._pairs(loss, product, call, scores)))
+        return dense_value(product, keep(product, self._pairs(loss, product, call, scores, measures)))
 
     def _scores(self, call: Call) -> Tensor:
         """The scores [n, m], computed with PML's distance."""
         check_embeddings("", "embeddings", call.embeddings)
         if call.ref_emb is not None:
             check_embeddings("", "ref_emb", call.ref_emb)
-        with torch.autocast(device_type="cpu", enabled=False):
-            wide = torch.promote_types(call.embeddings.dtype, torch.float32)
-            others = None if call.ref_emb is None else call.ref_emb.to(wide)
-            numbers: Tensor = self.distance(call.embeddings.to(wide), others)
+        wide = torch.promote_types(call.embeddings.dtype, torch.float32)
+        others = None if call.ref_emb is None else call.ref_emb.to(wide)
+        numbers: Tensor = self.distance(call.embeddings.to(wide), others)
         return numbers if self.distance.is_inverted else -numbers
 
-    def _pairs(self, loss: RobustLoss, product: Product, call: Call, scores: Tensor) -> ScoredPairs:
-        """The pairs of a small batch, with their measures."""
-        relation = call.relation()
-        every = torch.ones(len(scores), dtype=torch.bool)  # every two rows are a pair, of one sign or the other
-        listed = None
-        if call.indices is not None and len(call.indices) == 3 and product.groups.takes_triplets:
+    def _pairs(
+        self, loss: RobustLoss, product: Product, call: Call, scores: Tensor, measures: tuple[Tensor, ...] | None
+    ) -> ScoredPairs:
+        """The pairs of a small batch, with their measures if these are given."""
+        relation, listed = call.relation(), None
+        # every two rows are a pair, of one sign or the other
+        every = torch.ones(len(scores), dtype=torch.bool, device=scores.device)
+        if call.indices is not None and _lists_triplets(product, call):
             listed = (call.indices[0], call.indices[1], call.indices[2])
             measures = every, every  # not used
-        else:
+        elif measures is None:
             measures = self._measures(loss, call, call.labels, scores)
-        rows = call.embeddings, call.reference
-        return ScoredPairs(scores, *measures, every, every, relation, product.similarity, *rows, listed, mined=True)
+        rows, (positive, negative) = (call.embeddings, call.reference), measures
+        return ScoredPairs(
+            scores, positive, negative, every, every, relation, product.similarity, *rows, listed, mined=True
+        )
 
     def _measures(self, loss: RobustLoss, call: Call, labels: Any, like: Tensor) -> tuple[Tensor, Tensor]:
         """Measures [n, m] of positive and negative pairs: masks, or how often the index tuple lists each."""
@@ -218,6 +263,24 @@ class Native:
             check_apart(loss.owner, positive, negative)
             return positive, negative
         return positive.to(like.dtype), negative.to(like.dtype)
+
+
+def _lists_triplets(product: Product, call: Call) -> bool:
+    """Whether an index tuple lists triplets, and the loss takes them one by one."""
+    return call.indices is not None and len(call.indices) == 3 and product.groups.takes_triplets
+
+
+def flat(matrix: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """The entries of a matrix at valid places; on a GPU the gradient of `matrix[rows, columns]` sorts them first."""
+    return matrix.reshape(-1).gather(0, rows * matrix.shape[1] + columns)
+
+
+def _pad(triplets: Any) -> tuple[Tensor, ...]:
+    """A list of triplets, filled up to a power of two, of which there are few, and a mask of those that count."""
+    have = len(triplets[0])
+    length = have if have > RECORDED else 1 << max(have - 1, 15).bit_length()
+    counted = torch.arange(length, device=triplets[0].device) < have
+    return *(pad(each, (0, length - have)) for each in triplets), counted
 
 
 def _several(indices: Any) -> bool:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import torch
 from pytorch_metric_learning import losses, reducers
+from torch.nn.functional import softplus
 
-from nearfar.links import HingeLink, LiftedLink
-from nearfar.losses import Circle, MultiSimilarity, NTXent, SupCon, TupletMargin
+from nearfar.links import HingeLink, LiftedLink, Sides, SoftplusLink, Terms
+from nearfar.losses import MultiSimilarity, NTXent, SupCon, TupletMargin
 from nearfar.losses.robust import RobustLoss
-from nearfar.pairs import AngularMargin, Linear, Squared
+from nearfar.pairs import AngularMargin, CircleScore, Linear, Squared
 from nearfar.pml._native import Setup
 from nearfar.pml.losses._native import Native
 from nearfar.sets import KL
@@ -118,6 +119,16 @@ class SupConLoss(Native, losses.SupConLoss):
         return SupCon(temperature=self.temperature, reduction=known.reduction, similarity=known.similarity)
 
 
+class TorchSoftplus(SoftplusLink, swift=True):
+    """The softplus of circle loss as `torch.nn.Softplus` computes it: linear from 20 on."""
+
+    strips = True
+    reads_pairs = False
+
+    def forward(self, sides: Sides) -> tuple[Terms, ...]:
+        return self._anchor_terms(sides, softplus(sides.positive + sides.negative))
+
+
 class CircleLoss(Native, losses.CircleLoss):
     """PML's CircleLoss."""
 
@@ -140,7 +151,14 @@ class CircleLoss(Native, losses.CircleLoss):
             repr(torch.nn.Softplus(beta=1)),
         ):
             return None
-        return Circle(margin=m, scale=self.gamma, reduction=known.reduction, similarity=known.similarity)
+        return RobustLoss(
+            pair=CircleScore(m, self.gamma),
+            over=KL(1.0, normalized=False),
+            groups="anchor_sign",
+            link=TorchSoftplus(),
+            reduction=known.reduction,
+            similarity=known.similarity,
+        )
 
 
 class TupletMarginLoss(Native, losses.TupletMarginLoss):

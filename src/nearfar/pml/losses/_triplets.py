@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from pytorch_metric_learning import losses, reducers
-from torch import Tensor
+from torch import Tensor, nn
 
-from nearfar.groups.triplets import Rule, Triplets, difference, nearest_difference
+from nearfar.groups._triplets import Rule, Triplets, difference, nearest_difference
 from nearfar.losses.robust import RobustLoss
 from nearfar.miners import Miner, ScoredPairs
 from nearfar.pairs import Hinge, PairLoss
@@ -42,16 +40,19 @@ class TripletMarginLoss(Native, losses.TripletMarginLoss):
 
 
 class Boundary(PairLoss):
-    """A hinge l = [m + sign·(λ - s)]₊ around the boundary λ that a `MarginLoss` has at each call."""
+    """A hinge l = [m + sign·(λ - s)]₊ around the boundary λ of a `MarginLoss`, which it shares."""
 
-    def __init__(self, margin: float, of: losses.MarginLoss, known: Setup) -> None:
+    def __init__(self, margin: float, beta: Tensor | float, known: Setup) -> None:
         super().__init__()
-        self.margin = margin
-        self._of: tuple[Any, Setup] = (of, known)  # in a tuple, so that the loss is not a submodule of its part
+        self.margin, self.inverted = margin, known.inverted
+        if isinstance(beta, Tensor) and not isinstance(beta, nn.Parameter):
+            self.register_buffer("beta", beta)
+        else:
+            self.beta = beta
 
     def forward(self, s: Tensor, sign: int) -> Tensor:
-        of, known = self._of
-        return torch.relu(self.margin + sign * (known.score(of.beta.to(s)) - s))
+        beta = self.beta.to(s) if isinstance(self.beta, Tensor) else self.beta
+        return torch.relu(self.margin + sign * ((beta if self.inverted else -beta) - s))
 
 
 class PerTriplet(Miner):
@@ -68,7 +69,7 @@ class PerTriplet(Miner):
 class MarginLoss(Native, losses.MarginLoss):
     """PML's MarginLoss."""
 
-    settings = ("margin", "nu", "triplets_per_anchor", "learn_beta", "boundaries")
+    settings = ("margin", "nu", "triplets_per_anchor", "learn_beta", "boundaries", "boundary")
     least = (64, 0)
     tuples = False
 
@@ -77,6 +78,12 @@ class MarginLoss(Native, losses.MarginLoss):
         """Number of boundaries: 1, or one per class."""
         return len(self.beta)
 
+    @property
+    def boundary(self) -> float:
+        """The boundary, or which tensor holds it if it is learned or on a GPU; users may replace or change it."""
+        fixed = not self.learn_beta and self.boundaries == 1 and self.beta.device.type == "cpu"
+        return float(self.beta) if fixed else id(self.beta)
+
     def recipe(self, known: Setup) -> RobustLoss | None:
         priced = self.learn_beta and self.nu
         if priced or self.boundaries != 1 or self.triplets_per_anchor != "all":
@@ -84,10 +91,9 @@ class MarginLoss(Native, losses.MarginLoss):
         if known.reducer is reducers.AvgNonZeroReducer:  # over triplets, which are not formed here
             return None
         return RobustLoss(
-            pair=Boundary(self.margin, self, known),
+            pair=Boundary(self.margin, self.boundary if isinstance(self.boundary, float) else self.beta, known),
             over=known.over,
             groups="batch" if known.reducer is reducers.DivisorReducer else "sign",
             similarity=known.similarity,
             miner=PerTriplet(),
-            engine="dense",  # a recording would not notice a changed boundary
         )

@@ -1,4 +1,8 @@
-"""PML's miners that can choose pairs from masks, without sorting rows or listing all pairs and triplets first."""
+"""PML's miners that can choose pairs from masks, without sorting rows or listing all pairs and triplets first.
+
+On a GPU what precedes the listing is recorded as a CUDA graph, because launching its kernels takes longer than their
+work.
+"""
 
 from __future__ import annotations
 
@@ -10,23 +14,28 @@ from pytorch_metric_learning import miners
 from torch import Tensor
 
 from nearfar._utils.tensors import hidden
+from nearfar.engines.recordings import Given, Replays
 from nearfar.pml._mined import Mined
-from nearfar.pml._native import SCALARS, Indices, is_ours, masks, suit
+from nearfar.pml._native import SCALARS, Indices, find_similarity, is_ours, masks, record, suit
 
 __all__ = ["BatchHardMiner", "MultiSimilarityMiner", "Native", "PairMarginMiner", "TripletMarginMiner"]
 
 
 class Native:
-    """Mixin placed before a PML miner; `choose` computes the indices from scores and masks."""
+    """Mixin placed before a PML miner; `mark` chooses pairs from scores and masks, and `list_pairs` lists them."""
 
     settings: ClassVar[tuple[str, ...]] = ()
-    """Attributes that `choose` reads."""
+    """Attributes that `mark` and `list_pairs` read."""
 
     # attributes of PML's class
     distance: Any
 
-    def choose(self, scores: Tensor, positive: Tensor, negative: Tensor, sign: int) -> Mined | None:
-        """Choose pairs; returns the index tuple, or None if PML must compute it.
+    def knows(self) -> bool:
+        """Whether our code supports the present settings."""
+        return True
+
+    def mark(self, scores: Tensor, positive: Tensor, negative: Tensor, sign: int) -> Indices:
+        """Tensors that say which pairs are chosen; their shapes depend on the shapes of the arguments alone.
 
         Args:
             scores: [n, m], larger = more similar.
@@ -34,7 +43,13 @@ class Native:
             negative: [n, m] mask.
             sign: sign of scores relative to PML's distance: 1 for similarities, -1 for distances.
         """
-        return None
+        return scores, positive, negative
+
+    def list_pairs(self, *marks: Tensor) -> Mined:
+        """The index tuple of what `mark` chose: of two masks, unless a miner says otherwise."""
+        *_, positive, negative = marks
+        indices = (*torch.nonzero(positive, as_tuple=True), *torch.nonzero(negative, as_tuple=True))
+        return Mined(indices, positive, negative)
 
     def forward(
         self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
@@ -48,22 +63,28 @@ class Native:
         return found
 
     def _mine(self, embeddings: Any, labels: Any, ref_emb: Any, ref_labels: Any) -> Mined | None:
-        if not is_ours(self):
+        if not is_ours(self) or not self.knows() or not suit(embeddings, labels, ref_emb, ref_labels):
             return None
-        if not suit(embeddings, labels, ref_emb, ref_labels):
+        values = tuple(getattr(self, name) for name in self.settings)
+        if not all(isinstance(value, SCALARS) for value in values):
             return None
-        if not all(isinstance(getattr(self, name), SCALARS) for name in self.settings):
-            return None
+        given = embeddings, labels, ref_emb, ref_labels
         with torch.no_grad():
-            others = ref_emb
-            if ref_emb is None and not type(self.distance).__module__.startswith("pytorch_metric_learning."):
-                others = embeddings  # a custom distance may need both; PML's own would normalize each once
-            numbers: Tensor = self.distance(embeddings, others)
-            if not math.isfinite(float(numbers.sum())):
-                return None  # comparisons with NaN are false, and PML compares in another order
-            inverted = self.distance.is_inverted
-            scores = numbers if inverted else -numbers
-            return self.choose(scores, *masks(labels, ref_labels), 1 if inverted else -1)
+            known = find_similarity(self.distance)
+            kept = self.__dict__.setdefault("_replays", Replays())
+            found = None if known is None else record(kept, (values, known[2]), _run, self, given)
+            finite, *marks = self._marks(*given) if found is None else found
+            # comparisons with NaN are false, and PML compares in another order
+            return self.list_pairs(*marks) if finite else None
+
+    def _marks(self, embeddings: Any, labels: Any, ref_emb: Any, ref_labels: Any) -> Indices:
+        """Whether all scores are finite, and the marks."""
+        others = ref_emb
+        if ref_emb is None and not type(self.distance).__module__.startswith("pytorch_metric_learning."):
+            others = embeddings  # a custom distance may need both; PML's own would normalize each once
+        numbers: Tensor = self.distance(embeddings, others)
+        scores, sign = (numbers, 1) if self.distance.is_inverted else (-numbers, -1)
+        return numbers.sum().isfinite(), *self.mark(scores, *masks(labels, ref_labels), sign)
 
 
 class MultiSimilarityMiner(Native, miners.MultiSimilarityMiner):
@@ -71,15 +92,18 @@ class MultiSimilarityMiner(Native, miners.MultiSimilarityMiner):
 
     settings = ("epsilon",)
 
-    def choose(self, scores: Tensor, positive: Tensor, negative: Tensor, sign: int) -> Mined:
+    def mark(self, scores: Tensor, positive: Tensor, negative: Tensor, sign: int) -> Indices:
         hardest = hidden(scores, negative).amax(dim=1, keepdim=True)
         farthest = hidden(scores, positive, math.inf).amin(dim=1, keepdim=True)
-        found = _listed(positive & (scores - self.epsilon < hardest), negative & (scores + self.epsilon > farthest))
+        return scores, positive & (scores - self.epsilon < hardest), negative & (scores + self.epsilon > farthest)
+
+    def list_pairs(self, *marks: Tensor) -> Mined:
+        scores, positive, negative = marks
+        a, p = torch.nonzero(positive, as_tuple=True)
         # in PML's order, hardest positives of a row first, because `NPairsLoss` takes the first pair of a class
-        a, p, *rest = found
         order = torch.argsort(scores[a, p], stable=True)
         order = order[torch.argsort(a[order], stable=True)]
-        return Mined((a[order], p[order], *rest), *found.masks((len(scores), scores.shape[1])) or ())
+        return Mined((a[order], p[order], *torch.nonzero(negative, as_tuple=True)), positive, negative)
 
 
 class PairMarginMiner(Native, miners.PairMarginMiner):
@@ -87,8 +111,8 @@ class PairMarginMiner(Native, miners.PairMarginMiner):
 
     settings = ("pos_margin", "neg_margin")
 
-    def choose(self, scores: Tensor, positive: Tensor, negative: Tensor, sign: int) -> Mined:
-        return _listed(positive & (scores < sign * self.pos_margin), negative & (scores > sign * self.neg_margin))
+    def mark(self, scores: Tensor, positive: Tensor, negative: Tensor, sign: int) -> Indices:
+        return positive & (scores < sign * self.pos_margin), negative & (scores > sign * self.neg_margin)
 
 
 class BatchHardMiner(Native, miners.BatchHardMiner):
@@ -96,14 +120,18 @@ class BatchHardMiner(Native, miners.BatchHardMiner):
 
     settings = ("pos_strategy", "neg_strategy", "allowed_pos_range", "allowed_neg_range")
 
-    def choose(self, scores: Tensor, positive: Tensor, negative: Tensor, sign: int) -> Mined | None:
-        if (self.pos_strategy, self.neg_strategy) != (self.HARD, self.HARD):
-            return None
-        if self.allowed_pos_range is not None or self.allowed_neg_range is not None:
-            return None
+    def knows(self) -> bool:
+        hard = (self.pos_strategy, self.neg_strategy) == (self.HARD, self.HARD)
+        return hard and self.allowed_pos_range is None and self.allowed_neg_range is None
+
+    def mark(self, scores: Tensor, positive: Tensor, negative: Tensor, sign: int) -> Indices:
         far, near = hidden(scores, positive, math.inf).min(dim=1), hidden(scores, negative).max(dim=1)
-        (anchors,) = torch.nonzero((far.values < math.inf) & (near.values > -math.inf), as_tuple=True)
-        return Mined((anchors, far.indices[anchors], near.indices[anchors]))
+        return (far.values < math.inf) & (near.values > -math.inf), far.indices, near.indices
+
+    def list_pairs(self, *marks: Tensor) -> Mined:
+        anchors, far, near = marks
+        (a,) = torch.nonzero(anchors, as_tuple=True)
+        return Mined((a, far[a], near[a]))
 
 
 class TripletMarginMiner(Native, miners.TripletMarginMiner):
@@ -111,7 +139,8 @@ class TripletMarginMiner(Native, miners.TripletMarginMiner):
 
     settings = ("margin", "type_of_triplets")
 
-    def choose(self, scores: Tensor, positive: Tensor, negative: Tensor, sign: int) -> Mined:
+    def list_pairs(self, *marks: Tensor) -> Mined:
+        scores, positive, negative = marks
         a, p = torch.nonzero(positive, as_tuple=True)
         gap = scores[a, p][:, None] - scores[a]
         keep = gap > self.margin if self.type_of_triplets == "easy" else gap <= self.margin
@@ -123,7 +152,5 @@ class TripletMarginMiner(Native, miners.TripletMarginMiner):
         return Mined((a[pair], p[pair], n))
 
 
-def _listed(positive: Tensor, negative: Tensor) -> Mined:
-    """The index tuple of the pairs in two masks."""
-    indices = (*torch.nonzero(positive, as_tuple=True), *torch.nonzero(negative, as_tuple=True))
-    return Mined(indices, positive, negative)
+def _run(miner: Native, given: Given) -> Indices:
+    return miner._marks(*given)

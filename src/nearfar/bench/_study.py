@@ -1,0 +1,241 @@
+"""A benchmark: time, memory and launches of each loss at each size, beside PML and the two-product limit."""
+
+from __future__ import annotations
+
+import platform
+import time
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nearfar._utils.checks import check_choice
+from nearfar._utils.progress import Watch
+from nearfar.bench._launches import launches
+from nearfar.bench._memory import Limits, Peak, Task, peak, peak_on_gpu
+from nearfar.bench._pace import Pace
+from nearfar.bench._results import Cell, Row
+from nearfar.bench._subjects import (
+    PEER,
+    PRECISIONS,
+    SUBJECTS,
+    Step,
+    Subject,
+    backward,
+    batch,
+    choose_subjects,
+    matmul,
+    our_step,
+)
+from nearfar.bench._timing import LIMIT, Patience, reason, threads, time_in_turns
+
+ENGINES = ("auto", "dense", "tiled", "fused", "compiled")
+
+
+class DeviceLostError(RuntimeError):
+    """Raised when the device no longer responds, such as after an illegal access; only a new process can continue."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The plan of a benchmark.
+
+    Args:
+        losses: names of subjects; the usual ones if empty.
+        sizes: rows of a batch, B.
+        width: d.
+        threads: threads of PyTorch, on a CPU.
+        device: "cpu" or "cuda".
+        engines: our engines; for "compiled" see `our_step`. The first one is compared with PML.
+        peers: whether to run PML too, if it is installed.
+        memory: whether to measure peak memory; without it, only the time limit can stop PML.
+        patience: rounds and time of the timing.
+        limits: limits of one step; a step that exceeds them is marked as failed, and larger sizes are not tried.
+        precisions: of the embeddings: "float32", "tf32" (float32 with TF32 products), "bf16", "fp16", "float64".
+        launches: the most rows for which launches are counted; 0 for never.
+        seconds: begin no step that is not expected to end within this time; None for no limit.
+    """
+
+    losses: tuple[str, ...] = ()
+    sizes: tuple[int, ...] = (128, 512, 2048, 8192)
+    width: int = 128
+    threads: int = 1
+    device: str = "cpu"
+    engines: tuple[str, ...] = ("auto",)
+    peers: bool = True
+    memory: bool = True
+    patience: Patience = field(default_factory=Patience)
+    limits: Limits = field(default_factory=Limits)
+    precisions: tuple[str, ...] = ("float32",)
+    launches: int = 0
+    seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        choose_subjects(self.losses)
+        if not self.sizes or min(self.sizes) < 8:
+            raise ValueError(
+                f"bench: sizes must be numbers of rows, each at least 8, but came as {list(self.sizes)}; try 128,1024."
+            )
+        for name, value in (("width", self.width), ("threads", self.threads)):
+            if value < 1:
+                raise ValueError(f"bench: {name} must be at least 1, but came as {value}.")
+        for engine in self.engines:
+            check_choice("bench", "engine", engine, ENGINES)
+        for precision in self.precisions:
+            check_choice("bench", "precision", precision, PRECISIONS)
+        check_choice("bench", "device", self.device, ("cpu", "cuda"))
+        if self.device == "cuda" and not torch.cuda.is_available():
+            raise ValueError("bench: device is 'cuda', but PyTorch sees no GPU here; leave --device out.")
+
+
+def offered(device: str, engines: Iterable[str] = ("auto", "dense", "tiled", "fused")) -> tuple[str, ...]:
+    """The engines that run on a device, found by calling a loss with a few rows.
+
+    >>> offered("cpu")[:3]
+    ('auto', 'dense', 'tiled')
+    """
+    return tuple(engine for engine in engines if not _refused(SUBJECTS["MultiSimilarity"], engine, device))
+
+
+def _refused(subject: Subject, engine: str, device: str) -> str:
+    """The reason, in one line, why a loss does not run with an engine on a device; "" if it runs."""
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        try:
+            backward(our_step(subject, 16, 32, engine, device), *batch(16, 32, device))
+        except Exception as error:  # any error of an engine is an answer
+            return reason(error)
+    # a warning that names the engine means that another one runs instead
+    return next((str(each.message) for each in heard if engine in str(each.message)), "")
+
+
+def measure(plan: Plan, watch: Watch = lambda what, done, total: None, known: Sequence[Row] = ()) -> Iterator[Row]:
+    """Measure every loss at every size, from small to large; `watch` is called with progress messages.
+
+    Args:
+        plan: what to measure.
+        watch: called as watch(what, done, total).
+        known: rows of an earlier run, which are not measured again.
+
+    Raises:
+        DeviceLostError: a step broke the device; the row with its failure came before.
+    """
+    contestants = plan.engines + ((PEER,) if plan.peers and peer_version() else ())
+    work = [
+        (subject, rows, precision)
+        for rows in sorted(set(plan.sizes))
+        for subject in choose_subjects(plan.losses)
+        for precision in plan.precisions
+    ]
+    pace = Pace(plan.limits.seconds, plan.seconds, time.monotonic)
+    had = {row.key for row in known}
+    for row in sorted(known, key=lambda row: row.rows):
+        pace.note(row)
+    with threads(plan.threads):
+        for place, (subject, rows, precision) in enumerate(work):
+            if (subject.name, rows, precision) in had:
+                continue
+            watch(f"{subject.name}, {rows:,} rows, {precision}", place, len(work))
+            mine = [who for who in contestants if who != PEER or subject.peer is not None]
+            if not pace.fits(subject.name, rows, precision, mine):
+                continue
+            row = _row(plan, subject, rows, precision, mine, pace)
+            pace.note(row)
+            yield row
+            if not _alive(plan.device):
+                raise DeviceLostError(
+                    f"bench: the device was lost at {subject.name}, {rows:,} rows; go on with --resume."
+                )
+
+
+def _row(plan: Plan, subject: Subject, rows: int, precision: str, contestants: Iterable[str], pace: Pace) -> Row:
+    """Measure one row; a contestant that fails is marked with the reason, and the others go on."""
+    cells = {who: Cell(failed=pace.failed(subject.name, rows, precision, who)) for who in contestants}
+    made = Row(subject.name, rows, plan.width, plan.threads, None, 0, cells, precision)
+    if pace.failed(subject.name, rows, precision, LIMIT):
+        return replace(made, cells={who: Cell(failed=cell.failed or "time") for who, cell in cells.items()})
+    steps: dict[str, Step] = {}
+    with matmul(precision):
+        try:
+            e, y = batch(rows, plan.width, plan.device, precision)
+        except (RuntimeError, MemoryError) as error:  # not even the embeddings
+            return replace(made, cells={who: Cell(failed=reason(error)) for who in cells})
+        for who, cell in cells.items():
+            if not cell.failed:
+                task = Task(subject.name, who, rows, plan.width, plan.threads, plan.device, precision)
+                cells[who] = _cell(plan, task, steps, e, y)
+        failed: dict[str, str] = {}
+        timed = time_in_turns(steps, e, y, plan.patience, failed)
+    for who in steps:
+        cells[who] = replace(cells[who], seconds=timed.seconds.get(who), failed=failed.get(who, ""))
+    return replace(made, limit=timed.seconds.get(LIMIT), rounds=timed.rounds, cells=cells)
+
+
+def _cell(plan: Plan, task: Task, steps: dict[str, Step], e: Tensor, y: Tensor) -> Cell:
+    """Memory and launches of one contestant; it is added to `steps`, which are timed, unless it failed."""
+    if not _alive(plan.device):
+        return Cell(failed="device lost")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # warnings of a loss are not results
+        try:
+            step = task.step()
+            found = _peak(plan, task, step, e, y)
+            if found.failed:
+                return Cell(failed=found.failed)
+            # a long step is not repeated: its time is that of the step that measured memory
+            if found.seconds is not None and found.seconds > plan.patience.seconds:
+                return Cell(found.seconds, found.megabytes)
+            counted = launches(step, e, y) if task.rows <= plan.launches else None
+        except Exception as error:  # any error of a loss is a result
+            return Cell(failed=reason(error))
+    steps[task.engine] = step
+    return Cell(None, found.megabytes, "", counted)
+
+
+def _peak(plan: Plan, task: Task, step: Step, e: Tensor, y: Tensor) -> Peak:
+    if task.engine == "compiled" or plan.device == "cuda":
+        backward(step, e, y)  # compile before measuring
+    if not plan.memory:
+        return Peak()
+    return peak_on_gpu(step, e, y) if plan.device == "cuda" else peak(task, plan.limits)
+
+
+def _alive(device: str) -> bool:
+    """Whether the device still responds."""
+    if device != "cuda":
+        return True
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return False
+    return True
+
+
+def peer_version() -> str | None:
+    """The version of pytorch-metric-learning, or None if it is not installed."""
+    return _installed("pytorch-metric-learning")
+
+
+def _installed(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def about(plan: Plan) -> dict[str, Any]:
+    """The configuration and the versions that the results depend on."""
+    return {
+        "config": asdict(plan),
+        "device": torch.cuda.get_device_name() if plan.device == "cuda" else f"CPU, {platform.machine()}",
+        "versions": {
+            "nearfar": _installed("nearfar"),
+            "torch": torch.__version__,
+            "pytorch-metric-learning": peer_version(),
+            "python": platform.python_version(),
+        },
+    }

@@ -1,0 +1,325 @@
+"""`build_index`: make a `DiskIndex` chunk by chunk; a build that was killed can be resumed.
+
+The folder is filled in this order: `plan.json`; whatever is trained on a sample; one part per chunk of rows, each with
+digests of its rows, of the trained state and of its own bytes; the joined lists; names, classes, thumbnails and the
+network; finally `about.json`. A second run keeps what still fits, makes the rest, and ends with the same bytes.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nearfar._utils.checks import check_seed, check_whole
+from nearfar._utils.files import atomic_write, remove_files
+from nearfar._utils.lock import alone
+from nearfar._utils.progress import Progress
+from nearfar.evaluation._disk_files import (
+    ABOUT,
+    Names,
+    digest_of_file,
+    digest_of_rows,
+    read_record,
+    write_npy,
+    write_record,
+)
+from nearfar.evaluation._disk_index import DISK_KINDS, ENDS, LABELS, NAMES, ROWS, THUMBNAILS, DiskIndex, files_of
+from nearfar.evaluation._disk_recall import choose_effort
+from nearfar.evaluation._faiss import (
+    INDEX,
+    REMEDY,
+    Kind,
+    Plan,
+    build_part,
+    check_settings,
+    default_cells,
+    default_code_bytes,
+    faiss,
+    graphs,
+    join,
+    prepare,
+    train,
+)
+from nearfar.evaluation._ranking_keys import Metric
+from nearfar.evaluation._vectors import Vectors
+
+PLAN, PARTS, LOCK = "plan.json", "parts", ".lock"
+CHUNK = {"exact": 1 << 17, "ivf": 1 << 17, "ivfpq": 1 << 17, "hnsw": 1 << 19}
+"""Rows per chunk; graphs are searched one by one, so they are larger."""
+
+
+def build_index(
+    folder: str | os.PathLike[str],
+    vectors: Tensor | np.ndarray | Vectors,
+    similarity: Metric = "cosine",
+    kind: Kind = "ivfpq",
+    *,
+    cells: int | None = None,
+    code_bytes: int | None = None,
+    links: int = 32,
+    rerank: int = 8,
+    recall: float = 0.95,
+    chunk: int | None = None,
+    threads: int = 1,
+    seed: int = 0,
+    network: Path | None = None,
+    preprocessing: dict[str, Any] | None = None,
+    progress: bool = False,
+) -> DiskIndex:
+    """Build an index in a folder, in the memory of one chunk and a sample, from vectors that need not fit into memory.
+
+    After an interruption, the same call continues. On a finished index it changes nothing.
+
+    Args:
+        folder: a new or empty folder, or that of an interrupted build.
+        vectors: [m, d], also a memory-mapped array, or `Vectors`, whose names, classes and thumbnails are kept.
+        similarity: "cosine", "dot" or "euclidean".
+        kind: "exact"; "ivf" (cells, of which a few are searched); "ivfpq" (cells, rows coded in a few bytes); or "hnsw"
+            (graphs, for "cosine" and "euclidean" only). All but "exact" need the extra `faiss`.
+        cells: number of cells of ivf and ivfpq; None for about 4 √m.
+        code_bytes: bytes per row of ivfpq, a divisor of the width; None for a quarter of the width, 64 at most.
+        links: links per row of hnsw.
+        rerank: candidates of ivfpq per result that are ranked again by the vectors themselves, which the index then
+            holds too (in float16 for the cosine); 0 to keep codes only.
+        recall: the index gets the smallest effort of 1, 2, 4, ... whose measured recall@10 reaches this.
+        chunk: rows per part; None for 131,072, or 524,288 for hnsw.
+        threads: threads that build a graph of hnsw; with more than one, timing decides some links.
+        seed: seed of the training sample, of the rows on which recall is measured, and of faiss's k-means.
+        network: a .safetensors or .onnx file of the network that made the vectors, copied into the index.
+        preprocessing: how pictures enter that network, in plain values.
+        progress: show a progress bar.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as home:
+    ...     index = build_index(Path(home) / "i", Vectors(torch.eye(3), name=["a", "b", "c"]), kind="exact")
+    ...     index.names(index.search(torch.tensor([[0.0, 1.0, 0.1]]), k=2))
+    [['b', 'c']]
+    """
+    found = vectors if isinstance(vectors, Vectors) else None
+    x: Any = vectors if found is None else found.x
+    plan = _make_plan(x, similarity, kind, cells, code_bytes, links, rerank, chunk, seed)
+    check_whole("build_index", "threads", threads)
+    if not 0 < recall <= 1:
+        raise ValueError(f"build_index: recall must lie in (0, 1], but came as {recall!r}.")
+    about = {
+        "fingerprint": None if found is None else found.fingerprint,
+        "classes": None if found is None or found.classes is None else list(found.classes),
+        "preprocessing": preprocessing,
+    }
+    build = _Build(Path(folder), plan, x, about, threads)
+    with Progress(f"indexing {plan.rows:,} vectors", plan.rows, shown=progress) as bar:
+        if build.begin(_extras(found, network), recall):
+            return DiskIndex(folder)
+        busy = f"Index: another process is building {folder}; wait for it to end."
+        with alone(build.folder / LOCK, lambda: ValueError(busy)):
+            build.parts(bar)
+            build.extras(found, network)
+            build.finish(recall)
+    return DiskIndex(folder)
+
+
+def _make_plan(
+    x: Any,
+    similarity: Metric,
+    kind: Kind,
+    cells: int | None,
+    code_bytes: int | None,
+    links: int,
+    rerank: int,
+    chunk: int | None,
+    seed: int,
+) -> Plan:
+    """Check the settings, and fill in those that depend on the vectors."""
+    check_settings("build_index", kind, similarity, DISK_KINDS)
+    check_seed("build_index", seed)
+    if getattr(x, "ndim", 0) != 2 or not len(x):
+        raise ValueError(f"build_index: vectors must be [m, d] with a row or more, not {list(np.shape(x))}.")
+    rows, width = map(int, x.shape)
+    if kind == "ivfpq" and rows < 2:
+        raise ValueError("build_index: kind='ivfpq' needs two rows or more to learn codes; choose kind='exact'.")
+    for name, value in (("cells", cells), ("code_bytes", code_bytes), ("links", links), ("chunk", chunk)):
+        if value is not None:
+            check_whole("build_index", name, value)
+    code_bytes = code_bytes or default_code_bytes(width)
+    if width % code_bytes:
+        raise ValueError(f"build_index: code_bytes must divide the width {width}, but came as {code_bytes}.")
+    if isinstance(rerank, bool) or not isinstance(rerank, int) or rerank < 0:
+        raise ValueError(f"build_index: rerank must be a whole number from 0 on, but came as {rerank!r}.")
+    if kind != "exact":
+        faiss(REMEDY)
+    cells = max(1, min(rows, cells or default_cells(rows)))
+    return Plan(
+        kind=kind,
+        similarity=similarity,
+        rows=rows,
+        width=width,
+        chunk=chunk or CHUNK[kind],
+        cells=cells if kind in ("ivf", "ivfpq") else 0,
+        code_bytes=code_bytes if kind == "ivfpq" else 0,
+        links=links if kind == "hnsw" else 0,
+        rerank=rerank if kind == "ivfpq" else 0,
+        seed=seed,
+    )
+
+
+class _Build:
+    """The steps of a build; each skips what an earlier run has finished."""
+
+    def __init__(self, folder: Path, plan: Plan, x: Any, about: dict[str, Any], threads: int) -> None:
+        self.folder, self.plan, self.x, self.about, self.threads = folder, plan, x, about, threads
+        self.rows_kept = plan.kind == "exact" or plan.rerank > 0
+        self.digests: list[str] = []
+
+    def begin(self, extras: dict[str, str], recall: float) -> bool:
+        """Return True if the folder holds the finished index; else write the plan. Other contents are refused."""
+        self.about |= {"plan": asdict(self.plan), "extras": extras, "target": recall}
+        folder, plan = self.folder, self.folder / PLAN
+        finished = read_record(folder / ABOUT)
+        if finished is not None:
+            self.digests = [digest_of_rows(self.chunk(rows)) for rows in self.plan.chunks]
+            if {**finished, **self.about} != finished or finished["digests"] != self.digests:
+                raise ValueError(
+                    f"Index: the folder {folder} holds an index of other vectors or settings; "
+                    "name another folder, or delete this one."
+                )
+            self.clear()
+            return True
+        before = read_record(plan)
+        started = folder.is_dir() and all(path.name.startswith(f".{PLAN}.") for path in folder.iterdir())
+        if before is None and os.path.lexists(folder) and not started:
+            raise FileExistsError(f"Index: {folder} exists and is not an empty folder; name another one for the index.")
+        if before is not None and before != self.about:
+            raise ValueError(
+                f"Index: the folder {folder} holds an unfinished index of other vectors or settings; go on with those, "
+                "name another folder, or delete this one."
+            )
+        write_record(plan, self.about)  # first: a folder with anything else in it and no plan is refused
+        (folder / PARTS).mkdir(exist_ok=True)
+        return False
+
+    def chunk(self, rows: slice) -> np.ndarray:
+        """Rows of the source in float32; a row that is not finite is an error."""
+        part = self.x[rows]
+        array = part.detach().cpu().float().numpy() if isinstance(part, Tensor) else part
+        x = torch.from_numpy(np.array(array, dtype=np.float32))  # a copy: a mapped array may be read-only
+        finite = torch.isfinite(x).all(dim=1)
+        if not bool(finite.all()):
+            bad = rows.start + int((~finite).nonzero()[0])
+            raise ValueError(f"Index: vectors must be finite, but row {bad} holds NaN or infinity; look at it.")
+        return x.numpy()
+
+    def prepared_rows(self, rows: slice) -> np.ndarray:
+        """Rows of the source in the form in which they are compared."""
+        return prepare(torch.from_numpy(self.chunk(rows)), self.plan.similarity).numpy()
+
+    def parts(self, bar: Progress) -> None:
+        """Train, write the parts that are missing, and join them."""
+        plan, parts = self.plan, self.folder / PARTS
+        trained = self._train() if plan.trained else ""
+        stored = self._open_rows() if self.rows_kept else None
+        files = [parts / f"part-{number:05d}.faiss" for number in range(len(plan.chunks))]
+        files = graphs(plan, self.folder) if plan.kind == "hnsw" else files
+        made = False
+        for number, (rows, path) in enumerate(zip(plan.chunks, files, strict=True)):
+            x = self.chunk(rows)
+            self.digests.append(digest_of_rows(x))
+            note = parts / f"part-{number:05d}.json"
+            key = {"rows": self.digests[-1], "trained": trained}
+            copy = None if stored is None else stored[rows]
+            if not self._is_done(note, key, path, copy):
+                made = True
+                (self.folder / INDEX).unlink(missing_ok=True)  # it was joined from former parts
+                compared = prepare(torch.from_numpy(x), plan.similarity).numpy()
+                if stored is not None:
+                    stored[rows] = compared
+                    stored.flush()
+                if plan.kind != "exact":
+                    build_part(plan, parts / INDEX, compared, rows.start, path, self.threads)
+                self._note(note, key, path, copy)
+            bar.advance(len(x))
+        if plan.trained and (made or not (self.folder / INDEX).is_file()):
+            join(self.folder, parts / INDEX, files)
+
+    def _train(self) -> str:
+        """Train on a sample, unless that is already done, and return the digest of the result."""
+        plan, path = self.plan, self.folder / PARTS / INDEX
+        chosen = np.sort(np.random.default_rng(plan.seed).permutation(plan.rows)[: plan.sample])
+        sample = np.concatenate([self.prepared_rows(rows)[_within(chosen, rows)] for rows in plan.chunks])
+        note, key = path.with_suffix(".json"), {"rows": digest_of_rows(sample), "trained": ""}
+        if not self._is_done(note, key, path, None):
+            train(plan, sample, path)
+            self._note(note, key, path, None)
+        return digest_of_file(path)
+
+    def _open_rows(self) -> np.memmap:
+        """Open the file of the rows themselves; each chunk of it has a digest in the note of its part."""
+        path, shape = self.folder / ROWS, (self.plan.rows, self.plan.width)
+        half = self.plan.similarity == "cosine" and self.plan.kind != "exact"
+        if not path.is_file():
+            with atomic_write(path) as temporary:
+                np.lib.format.open_memmap(temporary, mode="w+", dtype=np.float16 if half else np.float32, shape=shape)
+        found: np.memmap = np.load(path, mmap_mode="r+", allow_pickle=False)
+        return found
+
+    def _is_done(self, note: Path, key: dict[str, str], path: Path, stored: np.ndarray | None) -> bool:
+        noted = read_record(note)
+        if noted is None or {**noted, **key} != noted:
+            return False
+        whole = self.plan.kind == "exact" or (path.is_file() and digest_of_file(path) == noted["file"])
+        return whole and (stored is None or digest_of_rows(stored) == noted["stored"])
+
+    def _note(self, note: Path, key: dict[str, str], path: Path, stored: np.ndarray | None) -> None:
+        file = "" if self.plan.kind == "exact" else digest_of_file(path)
+        write_record(note, {**key, "file": file, "stored": "" if stored is None else digest_of_rows(stored)})
+
+    def extras(self, found: Vectors | None, network: Path | None) -> None:
+        """Write names, classes, thumbnails and the network."""
+        if found is not None and found.name is not None:
+            Names.write(self.folder / NAMES, self.folder / ENDS, found.name)
+        for file, value in ((LABELS, found and found.y), (THUMBNAILS, found and found.images)):
+            if isinstance(value, Tensor):
+                write_npy(self.folder / file, value.numpy())
+        if network is not None:
+            with atomic_write(self.folder / f"network{network.suffix}") as temporary:
+                shutil.copyfile(network, temporary)
+
+    def finish(self, target: float) -> None:
+        """Measure the recall, choose the effort, and write the record, which completes the index."""
+        names = sorted(path.name for path in self.folder.iterdir() if path.is_file() and path.name != PLAN)
+        names = [name for name in names if not name.startswith(".")]  # the lock, and files of a killed write
+        record = {**self.about, "digests": self.digests, "files": files_of(self.folder, names)}
+        index = DiskIndex.from_record(self.folder, {**record, "effort": 1, "recall": {}})
+        effort, measured = choose_effort(index, self.prepared_rows, target)
+        write_record(self.folder / ABOUT, {**record, "effort": effort, "recall": measured})
+        self.clear()
+
+    def clear(self) -> None:
+        """Remove what only the build needs."""
+        remove_files(self.folder / PARTS, "part-*", f"{Path(INDEX).stem}.*", ".*.part")
+        for path in (self.folder / PLAN, *self.folder.glob(".*.part")):
+            path.unlink(missing_ok=True)
+
+
+def _within(chosen: np.ndarray, rows: slice) -> np.ndarray:
+    """The chosen rows of a chunk, counted from its first."""
+    first, last = np.searchsorted(chosen, [rows.start, rows.stop])
+    within: np.ndarray = chosen[first:last] - rows.start
+    return within
+
+
+def _extras(found: Vectors | None, network: Path | None) -> dict[str, str]:
+    """Digests of everything in the index other than the vectors."""
+    extras = {} if network is None else {f"network{network.suffix}": digest_of_file(network)}
+    if found is not None and found.name is not None:
+        extras[NAMES] = digest_of_rows(np.frombuffer("\0".join(found.name).encode("utf-8", "replace"), dtype=np.uint8))
+    for name, value in ((LABELS, found and found.y), (THUMBNAILS, found and found.images)):
+        if isinstance(value, Tensor):
+            extras[name] = digest_of_rows(value.numpy())
+    return extras

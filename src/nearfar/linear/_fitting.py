@@ -1,0 +1,186 @@
+"""Fit a linear map in rounds: choose triplets in the space of A, optimize A on them, and choose again.
+
+A stochastic round takes Adam steps on the triplets of drawn anchors. In a certified round triplets, weights and μ are
+fixed, and each step lowers their loss by a recorded decrease.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from nearfar.linear._ccp import ccp
+from nearfar.linear._convex import psd_reference
+from nearfar.linear._descent import Path, descend, size
+from nearfar.linear._neighbors import Classes, differences, sort_classes
+from nearfar.linear._objective import TripletObjective
+from nearfar.linear._stochastic import Adam, Batch, Plan, anneal, cosine, triplet_weights
+
+START = 0.1
+"""Mean squared distance to a target at the start, in margins; so small that the loss is nearly linear in A'A and all
+triplets determine the first directions, not only those violated at the start."""
+PER_ANCHOR = 4  # triplets per anchor of a certified round: few triplets of many anchors overfit less
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of a fit, and its certificate.
+
+    Attributes:
+        stage: "sgd", "gd", "ccp" or "convex".
+        round: the number of its choice of triplets; within a round of gd or ccp, `value` never rises.
+        value: the loss after the step; for "sgd" the loss of the batch before it.
+        mu: the temperature of the round.
+        norm: |A|_F in units where every feature has variance 1.
+        certified: whether the decrease is guaranteed.
+        decrease: the guaranteed decrease of the loss of its round; NaN if nothing is certified.
+        gap: relative duality gap of a ccp subproblem or of the convex solution; NaN elsewhere.
+    """
+
+    stage: str
+    round: int
+    value: float
+    mu: float
+    norm: float
+    certified: bool
+    decrease: float = math.nan
+    gap: float = math.nan
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """Rows x [n, m] in float64, sorted by class, centered, each feature divided by its standard deviation."""
+
+    x: Tensor
+    classes: Classes
+
+    @classmethod
+    def of(cls, X: NDArray[np.float64], labels: NDArray[np.int64], scale: NDArray[np.float64]) -> Problem:
+        """Build from rows X [n, m], classes 0, 1, ... [n] and the standard deviations [m]."""
+        classes = sort_classes(torch.tensor(labels))
+        return cls(torch.tensor((X - X.mean(axis=0)) / scale)[classes.order], classes)
+
+
+@dataclass(eq=False)
+class Run:
+    """The state of a fit: its problem, its options, and the steps so far.
+
+    Attributes:
+        problem: the rows.
+        plan: the margin, the temperature, and how to choose triplets.
+        most: the largest number of triplets of a certified round.
+        seed: seed of the draws.
+        verbose: whether to print a line per round.
+        history: the steps so far.
+    """
+
+    problem: Problem
+    plan: Plan
+    most: int
+    seed: int
+    verbose: int = 0
+    history: list[Step] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.generator = torch.Generator().manual_seed(self.seed)
+        self.round = self.history[-1].round + 1 if self.history else 0
+
+    def scale(self, A: Tensor) -> Tensor:
+        """Scale A so that the mean squared distance to a target is `START` margins, in any units of the data."""
+        A = A / size(A)
+        chosen = self.plan.choose(self.problem.x, A, self.problem.classes, self.generator)
+        u, v, _ = differences(self.problem.x, chosen, self.most, self.generator)
+        for rows in (u, v):  # targets may all be duplicates of their anchors
+            mean = float((rows @ A.T).square().sum(dim=1).mean())
+            if mean > 0:
+                return A * math.sqrt(START * (self.plan.margin or 1.0) / mean)
+        return A
+
+    def run_stochastic(self, A: Tensor, steps: int) -> Tensor:
+        """Run rounds of Adam in float32, with a cosine schedule of the learning rate."""
+        state, x, refresh = Adam.start(A.float()), self.problem.x.float(), self.plan.refresh
+        for first in range(0, steps, refresh):
+            mu = anneal(self.plan.mu, self.plan.margin, first / max(1, steps - refresh))
+            shares = [cosine(t, steps) for t in range(first, min(first + refresh, steps))]
+            if self.adam_round(state, x, mu, shares) <= self.plan.tolerance:
+                break
+        return state.A.double()
+
+    def adam_round(self, state: Adam, x: Tensor, mu: float, shares: list[float]) -> float:
+        """Choose triplets once and take a step for each share of the learning rate; return the last loss."""
+        batch = Batch.of(x, self.plan.choose(x, state.A, self.problem.classes, self.generator))
+        values: list[float] = []
+        for share in shares:
+            value, gradient = batch.value_and_gradient(state.A, self.plan.margin, mu, self.plan.over)
+            values.append(value)
+            if value <= self.plan.tolerance:
+                break
+            state.step(gradient, share)
+        norm = size(state.A)
+        self._record([Step("sgd", self.round, value, mu, norm, certified=False) for value in values])
+        return values[-1]
+
+    def run_certified(self, stage: str, A: Tensor, steps: int, refresh: int, *, polish: bool = False) -> Tensor:
+        """Run rounds of gd, ccp or the convex problem in float64; with `polish`, at the last temperature only."""
+        for first in range(0, steps, refresh):
+            share = 1.0 if polish else min(1.0, first / max(1, steps - refresh))
+            mu = anneal(self.plan.mu, self.plan.margin, share)
+            count = min(refresh, steps - first)
+            A = self._run_round(stage, self.objective(A, mu), A, count)
+        return A
+
+    def objective(self, A: Tensor, mu: float) -> TripletObjective:
+        """The loss of at most `most` triplets chosen in the space of A; weights of a set are computed at A."""
+        each = 1 if self.plan.kind == "hard" else min(PER_ANCHOR, self.plan.targets * self.plan.impostors)
+        wide = replace(self.plan, batch=-(-self.most // each))
+        chosen = wide.choose(self.problem.x.float(), A.float(), self.problem.classes, self.generator)
+        u, v, _ = differences(self.problem.x, chosen, self.most, self.generator)
+        objective = TripletObjective(u, v, margin=self.plan.margin, mu=mu)
+        if self.plan.over is None:
+            return objective
+        s = objective.products(A)[2]
+        weights = triplet_weights(s, torch.ones_like(s), mu, self.plan.over)
+        return (
+            objective.reweighted(weights) if float(weights.sum()) > 0 else objective
+        )  # without loss there is no worst case
+
+    def _run_round(self, stage: str, objective: TripletObjective, A: Tensor, steps: int) -> Tensor:
+        """Run and record a certified round."""
+        if stage == "convex":
+            return self._convex(objective, A, steps)
+        solve = ccp if stage == "ccp" else descend
+        path: Path = solve(objective, A, steps=steps, tolerance=self.plan.tolerance)
+        self._record(
+            [
+                Step(stage, self.round, each.value, objective.mu, each.norm, True, each.certified, each.gap)
+                for each in path.iterates[1:]
+            ]
+        )
+        return path.A
+
+    def _convex(self, objective: TripletObjective, A: Tensor, steps: int) -> Tensor:
+        """Minimize over M = A'A ⪰ 0; the recorded gap is the one before the truncation to rank d."""
+        if not (objective.u.any() or objective.v.any()):  # all rows are equal, so every map is optimal
+            return A
+        found = psd_reference(objective, A.T @ A, steps=steps, tolerance=max(self.plan.tolerance, 1e-12))
+        before, cut = float(objective.value(A)), found.factor(len(A))
+        value, gap = float(objective.value(cut)), (found.value - found.lower) / max(found.value, 1e-300)
+        fell = value <= before
+        decrease = before - value if fell else math.nan
+        self._record([Step("convex", self.round, value, objective.mu, size(cut), fell, decrease, gap)])
+        return cut if size(cut) > 0 else A  # if M = 0 is optimal, keep A: A = 0 would map all rows to one
+
+    def _record(self, steps: list[Step]) -> None:
+        self.history.extend(steps)
+        if self.verbose and steps:
+            from nearfar._utils.console import say
+
+            last = steps[-1]
+            sure = f"certified decrease {sum(s.decrease for s in steps):.3g}" if last.certified else "stochastic"
+            say(f"{last.stage:>6} round {self.round:3d}  loss {last.value:.5f}  |A| {last.norm:.3g}  {sure}")
+        self.round += 1

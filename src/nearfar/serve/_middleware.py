@@ -1,0 +1,115 @@
+"""The middleware around the application: checks hosts, adds headers, counts answers, and hides tracebacks.
+
+Needs the extra `serve`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    generate_latest,
+)
+
+LOOPBACK = frozenset({"127.0.0.1", "localhost", "[::1]"})
+"""Names by which a machine calls itself."""
+HEADERS = ((b"x-content-type-options", b"nosniff"), (b"referrer-policy", b"no-referrer"), (b"x-frame-options", b"DENY"))
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Application = Callable[[Message, Receive, Send], Awaitable[None]]
+PATHS = ("/search", "/picture", "/health", "/metrics", "/")
+"""Paths that are counted by name; others are counted together, so that clients cannot fill the memory with them."""
+TIMES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
+
+
+class Metrics:
+    """Requests by path and status, times of searches, and memory of one server, for Prometheus.
+
+    Args:
+        vectors: number of vectors in the index.
+    """
+
+    media_type = CONTENT_TYPE_LATEST
+
+    def __init__(self, vectors: int) -> None:
+        self._registry = CollectorRegistry()
+        ProcessCollector(registry=self._registry)
+        self._requests = Counter("nearfar_requests", "Requests answered.", ("path", "status"), registry=self._registry)
+        self._seconds = Histogram(
+            "nearfar_search_seconds", "Seconds from a whole body to its answer.", buckets=TIMES, registry=self._registry
+        )
+        Gauge("nearfar_index_vectors", "Vectors in the index.", registry=self._registry).set(vectors)
+
+    def count_request(self, path: str, status: int) -> None:
+        """Count a request."""
+        first = "/" + path.lstrip("/").partition("/")[0]
+        self._requests.labels(first if first in PATHS else "other", str(status)).inc()
+
+    def record_search(self, seconds: float) -> None:
+        """Record the duration of a search."""
+        self._seconds.observe(seconds)
+
+    def text(self) -> bytes:
+        """All metrics in the format of Prometheus."""
+        return generate_latest(self._registry)
+
+
+class Guard:
+    """ASGI middleware that checks the host, adds headers, counts answers and hides tracebacks.
+
+    Args:
+        app: the application.
+        metrics: where requests are counted.
+        hosts: allowed names in the header Host; None for any.
+    """
+
+    def __init__(self, app: Application, metrics: Metrics, hosts: frozenset[str] | None) -> None:
+        self.app, self.metrics, self.hosts = app, metrics, hosts
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        status = 0
+
+        async def send_counted(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message.get("headers", ()), *HEADERS]
+                self.metrics.count_request(scope["path"], status)
+            await send(message)
+
+        if not self._may_call(scope):
+            await _answer(send_counted, 421, "another host is asked for; use the address that the server printed.")
+            return
+        try:
+            await self.app(scope, receive, send_counted)
+        except Exception:
+            logging.getLogger("uvicorn.error").exception("nearfar serve: a request failed")
+            if not status:
+                await _answer(send_counted, 500, "the search failed; the server's log says why.")
+
+    def _may_call(self, scope: Message) -> bool:
+        host = next((value for name, value in scope["headers"] if name == b"host"), b"").decode("latin-1")
+        name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
+        return self.hosts is None or name.lower() in self.hosts
+
+
+async def _answer(send: Send, status: int, reason: str) -> None:
+    body = json.dumps({"error": reason}).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,214 @@
+"""`dry_run`: prepare a run, measure a few steps of it without keeping them, and report what it needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from nearfar._utils.files import lies_in
+from nearfar._utils.memory import size_of
+from nearfar._utils.process_group import in_touch
+from nearfar.data import DataSet, Samples
+from nearfar.data._cache import default_folder
+from nearfar.data._loading import Batch
+from nearfar.runs import _parts as parts
+from nearfar.runs._sections import Config
+from nearfar.train import _processes as processes
+from nearfar.train._build import describe, set_data_name, set_threads
+from nearfar.train._checkpoints import random_state, set_random_state
+from nearfar.train._contact_sheet import ACROSS, contact_sheet, is_picture
+from nearfar.train._cost import describe_time, measure_peak, measure_seconds
+from nearfar.train._folder import RUNS, RunFolder
+from nearfar.train._state import TrainState, load_batches, prepare
+from nearfar.train._trackers import check_trackers
+
+SHEET = "first-batch.png"
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Memory of training in bytes, excluding torch itself and the data.
+
+    Attributes:
+        weights: parameters and buffers of network and loss.
+        optimizer: the state of the optimizer.
+        gradients: one number per parameter.
+        network: the measured peak of forward and backward through the network, without `gradients`.
+        loss: the measured peak of the loss and its gradient for one batch.
+    """
+
+    weights: int
+    optimizer: int
+    gradients: int
+    network: int
+    loss: int
+
+    @property
+    def total(self) -> int:
+        """The peak of a step: the network's activations are kept while the loss is computed."""
+        return self.weights + self.optimizer + self.gradients + self.network + self.loss
+
+    def __str__(self) -> str:
+        return (
+            f"about {size_of(self.total)}: weights {size_of(self.weights)}, optimizer {size_of(self.optimizer)}, "
+            f"gradients {size_of(self.gradients)}, activations {size_of(self.network)}, the loss {size_of(self.loss)}; "
+            "besides torch and the data"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class DryRun:
+    """The result of `dry_run`.
+
+    Attributes:
+        lines: the report as lines of text; empty on every rank but the first.
+        memory: the memory of a step.
+        picture: the file with the first batch, if samples are pictures.
+    """
+
+    lines: tuple[str, ...]
+    memory: Memory
+    picture: Path | None
+
+
+@in_touch("train")
+def dry_run(config: Config, folder: Path | None = None, *, data: DataSet | None = None) -> DryRun:
+    """Do what `fit` does before its first step, and measure the memory and the time of a step.
+
+    No run folder is created, no decoded pictures are stored, and random generators are restored. The picture of the
+    first batch is written beside the path of the run folder, or to the user's cache folder if that path lies in the
+    folder of the data.
+
+    Args:
+        config: the configuration.
+        folder: the run folder that `fit` would use.
+        data: as in `fit`.
+    """
+    parts.check(config)
+    check_trackers(config.training.trackers)
+    config = config if data is not None else set_data_name(config)
+    set_threads(config)
+    machine = processes.begin(config.training.precision)
+    processes.run_on_first_rank(machine, RunFolder(folder).check)
+    before = random_state()
+    try:
+        uncached = replace(config, data=replace(config.data, cache="none"))
+        return _measure(config, prepare(uncached, machine, data), folder)
+    finally:
+        set_random_state(before)
+
+
+def _measure(config: Config, state: TrainState, folder: Path | None) -> DryRun:
+    machine = state.machine
+    _, (x, labels, indices) = next(load_batches(state))
+    batch = (state.view.render(x, indices, machine.device), labels, indices)
+    memory = _measure_memory(state, batch)
+    cached = config.data.cache != "none" and is_picture(state.inputs.shape)
+    seconds, picture = measure_seconds(state, cached=cached), None
+    if not machine.is_main_process:
+        return DryRun((), memory, None)
+    if is_picture(state.inputs.shape):
+        picture = _draw_batch(state, batch, _picture_path(config, folder))
+    time = describe_time(config.training.steps, seconds) + " and decoding" * cached
+    return DryRun((*_lines(state, batch, memory), f"time on this machine: {time}"), memory, picture)
+
+
+def _picture_path(config: Config, folder: Path | None) -> Path:
+    """The path of the picture; not in the folder of the data, where it would count as a sample."""
+    place = RUNS / SHEET if folder is None else folder.with_name(f"{folder.name}-{SHEET}")
+    home = config.data.path
+    return place if home is None or not lies_in(place, Path(home)) else default_folder() / SHEET
+
+
+def _lines(state: TrainState, batch: Batch, memory: Memory) -> list[str]:
+    """The report on data, network, batch, steps and memory."""
+    config, world = state.config, state.machine.num_processes
+    rows, steps = len(batch[1]) * world, config.training.steps
+    classes = len(set(batch[1].tolist()))
+    own = sum(p.numel() for p in state.loss.parameters())
+    sides = {
+        "train": state.train,
+        "validation": state.validation,
+        "test": state.data.test,
+        "gallery": state.data.gallery,
+    }
+    return [
+        processes.describe(state.machine),
+        *(f"{name}: {_describe_samples(samples)}" for name, samples in sides.items() if samples is not None),
+        *describe(config, state.shares, state.inputs, state.bare_model, state.machine.device).splitlines(),
+        f"loss {config.loss.name}: {own:,} parameters of its own",
+        f"batch: {classes} classes x {len(batch[1]) / classes:g} samples"
+        + (f" in each of {world} processes" if world > 1 else "")
+        + f", {list(batch[0].shape)} of {str(batch[0].dtype).removeprefix('torch.')}",
+        f"steps: {steps:,} of {rows:,} samples, {steps * rows / len(state.train):.1f} epochs of {len(state.train):,}",
+        f"memory{' of each process' if world > 1 else ''}: {memory}",
+    ]
+
+
+def _describe_samples(samples: Samples) -> str:
+    """Report the number of samples and classes, and the sizes of the classes."""
+    sizes = np.bincount(samples.labels)
+    few, many = int(sizes.min()), int(sizes.max())
+    each = f"{few}" if few == many else f"{few} to {many} (median {np.median(sizes):g})"
+    first = samples[0]
+    shape = (
+        f"{list(first.shape)}" if isinstance(first, Tensor) else f"{first.width} x {first.height} pixels (the first)"
+    )
+    return f"{len(samples):,} samples {shape} of {len(sizes):,} classes, {each} in each"
+
+
+def _measure_memory(state: TrainState, batch: Batch) -> Memory:
+    """Measure forward and backward of network and loss separately, in chunks as in training."""
+    device, chunk = state.machine.device, state.config.training.chunk
+    x, labels = batch[0].to(device), batch[1].to(device)
+    state.model.train()
+    state.step.backward(x, state.target(labels), state.ids(batch[2]))  # raises the errors of training
+    state.step.optimizer.zero_grad()
+    with torch.no_grad():
+        embeddings = torch.cat([state.model(part) for part in torch.split(x, chunk or len(x))]).float()
+
+    def through_loss() -> Tensor:
+        rows = embeddings.clone().requires_grad_()
+        state.step.loss(rows, state.target(labels), ids=state.ids(batch[2])).backward()
+        return rows
+
+    def through_network() -> None:
+        out = state.model(x[: chunk or len(x)])
+        out.backward(torch.ones_like(out))
+
+    _, loss = measure_peak(through_loss, device)
+    _, network = measure_peak(through_network, device)
+    learned = [*state.bare_model.parameters(), *state.loss.parameters()]
+    gradients = sum(p.numel() * p.element_size() for p in learned if p.requires_grad)
+    state.step.optimizer.zero_grad()
+    return Memory(
+        weights=_bytes(state.bare_model) + _bytes(state.loss),
+        optimizer=_per_parameter(state.config) * gradients,
+        gradients=gradients,
+        network=max(0, network - sum(p.numel() * p.element_size() for p in state.bare_model.parameters())),
+        loss=loss,
+    )
+
+
+def _per_parameter(config: Config) -> int:
+    """How many numbers per parameter the optimizer and the proximal term store."""
+    spec = config.optimizer
+    return (2 if spec.name != "sgd" else int(spec.momentum > 0)) + int(spec.proximal > 0)
+
+
+def _bytes(module: nn.Module) -> int:
+    return sum(t.numel() * t.element_size() for t in (*module.parameters(), *module.buffers()))
+
+
+def _draw_batch(state: TrainState, batch: Batch, path: Path) -> Path:
+    model: Any = state.bare_model
+    path.parent.mkdir(parents=True, exist_ok=True)
+    names = [state.train.classes[label] for label in batch[1].tolist()]
+    each = max(1, len(names) // len(set(names)))
+    columns = max(each, ACROSS - ACROSS % each) if each <= ACROSS else ACROSS
+    return contact_sheet(path, batch[0], names, mean=model.mean, std=model.std, columns=columns)

@@ -1,0 +1,98 @@
+"""Default configurations for photographs and vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.resources import files
+from typing import Any
+
+import torch
+
+from nearfar.data import DataSet, transforms
+from nearfar.data._registry import kind_of
+from nearfar.data._samples import Samples
+from nearfar.data._splits import Shares
+from nearfar.models.registry import LARGE
+from nearfar.runs._config import apply_flags, load, parse, read_yaml
+from nearfar.runs._sections import Config
+from nearfar.train._build import default_transform, open_dataset, short_side
+
+FILE = files("nearfar.train") / "photographs.yaml"
+PASSES = 8.2
+"""Epochs of the recipe: 600 steps of 80 photographs through the 5,864 of CUB."""
+LEAST, MOST = 200, 20_000
+"""The fewest and the most steps of the recipe."""
+VECTORS: dict[str, Any] = {"model": {"embedding_dim": None}, "optimizer": {"lr": 1e-4}}
+"""For vectors: a head that is initialized to the identity. On frozen features of CUB (R@1 54.2) it reaches 56.0 in
+1,000 steps; a random head of 128 dimensions at lr 1e-3 reaches 44.0 (docs/guides/models.md)."""
+OTHER_DATA, OTHER_NETWORKS = (None, "glyphs", "omniglot", "vectors"), ("small", "linear", "mlp")
+"""Data sets and networks that are not for photographs."""
+
+
+def default_config(flags: Sequence[tuple[str, str]]) -> tuple[Config, str]:
+    """Build the configuration of a run without a configuration file, and a message about it.
+
+    Photographs get the recipe, fitted to their number (`recipe`), vectors get `VECTORS`, and any other data the plain
+    defaults; then the flags are applied.
+
+    Args:
+        flags: such as ("data.path", "photographs").
+    """
+    plain = load(None, flags)
+    if plain.data.name is None and plain.data.path is not None:
+        flags = [*flags, ("data.name", kind_of(plain.data.path))]
+        plain = load(None, flags)
+    spec = plain.data
+    if spec.name == "vectors" and plain.model.name in (None, "linear") and plain.model.hidden is None:
+        config = apply_flags(parse(VECTORS), flags)
+        return config, "these are vectors: the head begins as the identity (docs/guides/models.md); flags change it"
+    if (
+        spec.name in OTHER_DATA
+        or plain.model.name in OTHER_NETWORKS
+        or spec.transform not in (None, *transforms.CROPS)
+        or (spec.size is not None and spec.size <= LARGE)
+    ):
+        return plain, ""
+    data = open_dataset(spec)
+    if not are_photographs(data):
+        return plain, ""
+    tree = recipe(data.train, validation=spec.validation if _has_flag(flags, "data", "validation") else None)
+    if spec.size is not None and plain.model.name not in (None, tree["model"]["name"]):
+        tree["data"]["train_size"] = None  # the recipe's train_size fits its own network and data.size only
+    config = apply_flags(parse(tree), flags)
+    where = "docs/start/your-photographs.md"
+    return config, f"these are photographs: the recipe for them is taken ({where}); flags change it"
+
+
+def are_photographs(data: DataSet) -> bool:
+    """Whether the samples are color pictures larger than those for the network `small`."""
+    return default_transform(data) == "photographs" and short_side(data.train) > LARGE
+
+
+def recipe(train: Samples, *, validation: float | None = None) -> dict[str, Any]:
+    """The recipe for photographs as nested values, fitted to the training samples.
+
+    The number of steps makes `PASSES` epochs, a batch has at most as many classes as there are, and without a GPU the
+    precision is float32.
+
+    Args:
+        train: the training samples.
+        validation: the share of the classes to hold out; None for that of the recipe.
+    """
+    tree: dict[str, Any] = read_yaml("recipe", FILE.read_text(encoding="utf-8"))
+    if validation is not None:
+        tree["data"]["validation"] = validation
+    batches, plan = tree["batches"], tree["training"]
+    batches["classes"] = min(batches["classes"], Shares.of(len(train.classes), tree["data"]["validation"]).learn)
+    wanted = PASSES * len(train) / (batches["classes"] * batches["samples"])
+    plan["steps"] = min(max(LEAST, round(wanted / 10) * 10), MOST)
+    plan["evaluate_every"] = plan["steps"] if not tree["data"]["validation"] else max(1, plan["steps"] // 6)
+    tree["optimizer"]["warmup"] = min(tree["optimizer"]["warmup"], plan["steps"] // 4)
+    if not torch.cuda.is_available():
+        plan["precision"] = "float32"
+    return tree
+
+
+def _has_flag(flags: Sequence[tuple[str, str]], section: str, key: str) -> bool:
+    """Whether a flag sets this key, or its whole section."""
+    return any(name in (section, f"{section}.{key}") for name, _ in flags)

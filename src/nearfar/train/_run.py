@@ -1,0 +1,78 @@
+"""Open a run folder: its configuration, its network with the best weights, its data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from nearfar._utils.checkpoint import BEST
+from nearfar._utils.checkpoint import load as load_checkpoint
+from nearfar._utils.files import first_line
+from nearfar.data import DataSet, Samples
+from nearfar.data._samples import Transform
+from nearfar.runs._config import load
+from nearfar.runs._sections import Config, DataConfig
+from nearfar.runs.changes import check_network
+from nearfar.train._build import Input, build_model, open_dataset
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """A trained network, ready to compute embeddings.
+
+    Attributes:
+        folder: the run folder.
+        config: its configuration.
+        model: the network with its best weights, in evaluation mode.
+        transform: the transform from a raw sample to the network's input.
+        shape: the shape of that input.
+    """
+
+    folder: Path
+    config: Config
+    model: nn.Module
+    transform: Transform
+    shape: tuple[int, ...]
+
+    def data(self) -> DataSet:
+        """Open the data set that the network was trained and tested on."""
+        return open_dataset(self.config.data)
+
+
+def open_run(folder: Path | str, *, device: torch.device | str = "cpu") -> Run:
+    """Open a run folder; the data need not be available.
+
+    Raises:
+        FileNotFoundError: the folder holds no configuration or no best weights.
+        ValueError: the weights are damaged, or config.yaml now describes another network.
+    """
+    folder = Path(folder)
+    if not (folder / "config.yaml").is_file():
+        raise FileNotFoundError(f"run: {folder} holds no config.yaml; name the folder that `nearfar train` wrote.")
+    config = load(folder / "config.yaml")
+    path = folder / "checkpoints" / "best.pt"
+    state = load_checkpoint(path, BEST)
+    check_network(state["config"], config)
+    try:
+        given = state["inputs"]
+        options = DataConfig(crop_pct=given.get("crop_pct"))
+        inputs = Input(given["transform"], tuple(given["shape"]), options)
+        model, _, transform = build_model(config, inputs, fresh=False)
+        model.load_state_dict(state["model"])
+    except (KeyError, TypeError, RuntimeError, AttributeError) as error:
+        raise ValueError(
+            f"checkpoint: {path} does not fit its configuration ({first_line(error)}); train anew."
+        ) from None
+    return Run(folder, config, model.to(device).eval(), transform, inputs.shape)
+
+
+def samples_of_test(folder: Path) -> Samples | None:
+    """The test samples of a run, in the order of embeddings.npz; None if the data are no longer available."""
+    spec = load(folder / "config.yaml").data
+    try:
+        return open_dataset(spec, "skip").test
+    except (OSError, ValueError):
+        return None

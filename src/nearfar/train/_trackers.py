@@ -1,0 +1,104 @@
+"""Log the scalars of a run to TensorBoard, Weights & Biases and MLflow, through accelerate's trackers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from nearfar._utils.extras import command, is_there, need
+from nearfar.runs._config import flat, to_tree
+from nearfar.runs._sections import Config
+
+PROJECT = "nearfar"
+"""The project of wandb and the experiment of MLflow, unless their own settings name another."""
+INSTALL = {"tensorboard": command("tensorboard"), "wandb": "pip install wandb", "mlflow": "pip install mlflow"}
+"""The command that installs each package."""
+
+
+def check_trackers(names: Iterable[str]) -> None:
+    """Refuse a tracker whose package, or accelerate, is not installed.
+
+    Raises:
+        ImportError: with the command that installs it.
+    """
+    for name in names:
+        if not is_there(name):
+            raise ImportError(
+                f"train: training.trackers names {name}, which is not installed; run {INSTALL[name]}, or leave it out."
+            )
+        need("accelerate", f"train: the tracker {name}", "processes", instead="leave it out")
+
+
+class Trackers:
+    """The trackers named in a configuration, open while the block runs.
+
+    Args:
+        config: the configuration of the run, which wandb and MLflow store.
+        folder: the run folder; its name becomes the name of the run, and TensorBoard's files go into it.
+        quiet: log nothing, on all ranks except the first.
+    """
+
+    def __init__(self, config: Config, folder: Path, *, quiet: bool = False) -> None:
+        self.config, self.folder = config, folder
+        self.names: tuple[str, ...] = () if quiet else config.training.trackers
+        self._open: list[Any] = []
+
+    def __enter__(self) -> Self:
+        try:
+            for name in self.names:
+                self._open.append(self._start(name))
+        except BaseException:
+            self._close()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._close()
+
+    def log(self, entry: Mapping[str, Any]) -> None:
+        """Log the numbers of a line of the journal to every tracker."""
+        values = {name: value for name, value in scalars(entry) if name not in ("step", "time")}
+        for tracker in self._open if values else ():
+            tracker.log(values, step=entry["step"])
+
+    def _start(self, name: str) -> Any:
+        from accelerate.tracking import LOGGER_TYPE_TO_CLASS
+
+        kind, called = LOGGER_TYPE_TO_CLASS[name], self.folder.resolve().name
+        try:
+            if name == "tensorboard":
+                tracker = kind("tensorboard", logging_dir=str(self.folder))
+            elif name == "wandb":
+                tracker = kind(PROJECT, name=called)
+            else:
+                tracker = kind(PROJECT, run_name=called)
+            if hasattr(tracker, "start"):  # older releases of accelerate start at once
+                tracker.start()
+            if name != "tensorboard":  # TensorBoard's would create further folders, and config.yaml is there anyway
+                tracker.store_init_configuration(flat(to_tree(self.config)))
+        except Exception as error:  # each tracker has its own errors: no network, no key, a full disk
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise RuntimeError(
+                f"train: the tracker {name} did not start ({reason}); mend that, or leave it out."
+            ) from error
+        return tracker
+
+    def _close(self) -> None:
+        while self._open:
+            self._open.pop().finish()
+
+
+def scalars(entry: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, float]]:
+    """Yield the numbers in a line of the journal, under names that every tracker accepts.
+
+    >>> dict(scalars({"step": 3, "test recall@1": 0.5, "baselines": {"untrained": 0.1}, "finding": "collapse"}))
+    {'step': 3, 'test/recall_at_1': 0.5, 'baselines/untrained': 0.1}
+    """
+    for key, value in entry.items():
+        name = f"{place}{key}".replace(" ", "/").replace("@", "_at_")
+        if isinstance(value, Mapping):
+            yield from scalars(value, f"{name}/")
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            yield name, value
