@@ -25,7 +25,8 @@ import re
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,11 @@ class Tests:
         found = {*self.hits.get(mutant.key, ())} - {*self.failed}
         return [test for test in self.times if test in found]
 
+    @cached_property
+    def breadth(self) -> Counter[str]:
+        """How many mutants each test reaches."""
+        return Counter(test for found in self.hits.values() for test in found)
+
     @property
     def interpreted(self) -> bool:
         """Whether they run Triton's interpreter."""
@@ -126,7 +132,7 @@ def find_tests(mutants: Sequence[Mutant], spare: Sequence[Mutant], whole: bool, 
                     hits = write_probes(copy, spare)
                 known = _reached(copy, hits, path, spare)
                 known.digest = digest
-                kept.write_text(json.dumps(vars(known), indent=0), encoding="utf-8")
+                kept.write_text(json.dumps(asdict(known), indent=0), encoding="utf-8")
             found.append(known)
     return found, True
 
@@ -189,9 +195,9 @@ def _chosen(mutant: Mutant, tests: Sequence[Tests]) -> tuple[list[Choice], bool]
     whole = [(file, [test for test in file.times if test not in file.failed]) for file in allowed]
     own = [name.strip("_"), mutant.package, *(["fused", "interpreted"] if kernels else [])]
 
-    def rank(choice: Choice) -> tuple[bool, float]:
-        # what a file sets up is part of the time of its slowest test
-        return not any(part in choice[0].path for part in own), max(choice[0].times.values())
+    def rank(choice: Choice) -> float:
+        # tests that reach little else are most likely about it
+        return sum(choice[0].breadth[test] for test in choice[1]) / len(choice[1])
 
     found = chosen or [x for x in whole if x[1] and any(part in x[0].path for part in own)]
     return sorted(found, key=rank), bool(chosen)
@@ -235,13 +241,13 @@ def _verdict(copy: Copy, mutant: Mutant, chosen: Sequence[Choice], seconds: floa
 
 
 def _quick(chosen: Sequence[Choice]) -> Iterator[Choice]:
-    """At most three quick cases of each function, of the first three files."""
-    for file, tests in [choice for choice in chosen if not choice[0].interpreted][:3]:
+    """At most three quick cases of each function, of the first four files, those that reach little else."""
+    for file, tests in [choice for choice in chosen if not choice[0].interpreted][:4]:
         counts, some = Counter[str](), []
-        for test in sorted(tests, key=file.times.__getitem__):
+        for test in sorted(tests, key=lambda test: (file.breadth[test], file.times[test])):
             function = test.partition("[")[0]
             counts[function] += 1
-            if counts[function] <= 3 and file.times[test] < 1:
+            if counts[function] <= 3 and file.times[test] < 2:
                 some.append(test)
         yield file, some
 

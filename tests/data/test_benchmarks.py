@@ -277,6 +277,10 @@ def test_broken_lists(birds):
     (birds / "image_class_labels.txt").write_text("1 99\n2 99\n", encoding="utf-8")
     with pytest.raises(ValueError, match=r"gives no class for 100\.Bird_100/Bird_0\.jpg"):
         cub(birds)
+    for word in ("1.5", "-1", "٣", "1" * 19, "a"):
+        (birds / "image_class_labels.txt").write_text(f"1 {word}\n", encoding="utf-8")
+        with pytest.raises(ValueError, match=r"labels\.txt must have whole numbers for classes, but .* came"):
+            cub(birds)
     (birds / "images.txt").write_text("1 a.jpg\n2\n", encoding="utf-8")
     with pytest.raises(ValueError, match=r"line 2 of .*images\.txt must hold 2 words, but holds 1"):
         cub(birds)

@@ -108,6 +108,15 @@ def test_areas_of_random_crops():
     assert max(shares) > 0.9
 
 
+def test_the_name_of_a_cache_says_the_size_of_its_pictures():
+    """Caches of other versions are found by it."""
+    assert [transforms.get(name, False).storage for name in transforms.CROPS] == [
+        "short side 256",
+        "256 x 256",
+        "short side 256",
+    ]
+
+
 def test_a_strip_gets_the_largest_square():
     assert Photograph(crop=8, train=True, area=(0.9, 1.0)).draw((1000, 10), generator())[2:4] == [10, 10]
 

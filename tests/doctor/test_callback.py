@@ -275,6 +275,10 @@ def test_what_cannot_be_followed_is_said(ill, tmp_path):
         apply_remedy(Finding("odd", "alarm", "", "Look at the data."), config())
     with pytest.raises(ValueError, match="already has the remedy"):
         apply_remedy(Finding("odd", "alarm", "", "", flags=(("training.steps", "20"),)), config())
+    with pytest.raises(ValueError, match="cross_batch_memory"):  # a configuration that cannot be trained
+        apply_remedy(
+            Finding("odd", "alarm", "", "", flags=remedies.NEAR_CLASSES), config(training={"cross_batch_memory": 40})
+        )
 
 
 ILL = {

@@ -12,8 +12,10 @@ from rich.console import Console
 from runs import config, journal, tiny, weights
 
 from nearfar.data import DataSet, Tensors
+from nearfar.doctor import Thresholds, diagnose_run, prescribe
 from nearfar.doctor import _callback as callback
-from nearfar.doctor import diagnose_run, prescribe
+from nearfar.doctor._looks import Look, judge
+from nearfar.doctor._remedies import Patient
 from nearfar.runs import _parts as parts
 from nearfar.train import fit
 
@@ -102,6 +104,13 @@ def test_k_is_seen_in_the_looks(tmp_path):
         data=tiny(),
     )
     assert [line[PAIRS] for line in journal(tmp_path / "a") if PAIRS in line] == pytest.approx([1.0] * 4)
+
+
+def test_a_space_that_has_not_moved_by_the_last_look_is_left_in_peace():
+    run = Patient(config(loss={"name": "DroWorst"}, training={"steps": 90}), 9)
+    for spreads, wanted in (([0.8] * 10, []), ([0.8] * 9 + [0.5], [NAME]), ([0.5] + [0.8] * 8 + [0.5], [])):
+        looks = [Look(10 * i, spread, 9.0, 0.2, 0.2, pairs=0.01) for i, spread in enumerate(spreads)]
+        assert [found.name for found in judge(looks, Thresholds(), run)] == wanted
 
 
 @pytest.mark.parametrize("loss", [{"name": "Margin", "miner": "DistanceWeighted"}, {"name": "DroTopK", "k": 8}])

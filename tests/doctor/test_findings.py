@@ -186,6 +186,9 @@ def test_imbalance_is_a_note():
     found = diagnose(x, sizes)
     assert severity(found, "imbalance") == "note"
     assert "alone" in str(diagnose(blobs(), torch.arange(400)).findings)
+    for lone, told in ((80, False), (82, True)):  # of 400
+        y = torch.cat([torch.arange(lone), lone + torch.arange(400 - lone) // 2])
+        assert (f"{lone} of 400 rows are alone" in str(diagnose(blobs(), y).findings)) == told
 
 
 def test_thresholds_may_be_moved():
@@ -216,6 +219,10 @@ def test_a_journal_pinned_at_its_margin():
     assert "loss pinned at its margin" not in diagnose_journal(entries)  # nobody knows the margin
     kept = [{"step": step, "validation recall@1": 0.9} for step in (100, 260)]
     assert diagnose_journal([*entries, *kept], config=config(**TRIPLET)).healthy
+    for place, there in ((-27, True), (-26, False)):  # a larger loss before the last tenth, and in it
+        other = run_of([0.2] * (260 + place) + [0.35] + [0.2] * (-place - 1))
+        found = diagnose_journal(other, config=config(**TRIPLET))
+        assert ("loss pinned at its margin" in found) == there
     passing = run_of(np.linspace(0.4, 0.02, 200))
     assert "loss pinned at its margin" not in diagnose_journal(passing, config=config(**TRIPLET))
 
@@ -276,11 +283,29 @@ def test_what_was_kept_is_only_a_note():
     assert severity(diagnose_journal(looks), "no active pairs") == "warning"
 
 
+def test_one_evaluation_is_no_course_so_the_looks_decide():
+    once = [look_at(0, 0.9, 9.0, 0.6), {"step": 100, "validation recall@1": 0.3}]
+    few = [{"step": i, "active_positives": 1, "active_negatives": 1, "effective_pairs": 2.0} for i in (50, 100, 150)]
+    for skill, wanted in ((0.99, "note"), (0.5, "warning")):
+        found = diagnose_journal([*once, *few, look_at(150, 0.9, 9.0, skill)])
+        assert severity(found, "gradient on few pairs") == wanted
+
+
+def test_a_spread_at_the_limit_is_not_narrow():
+    limits = Thresholds()
+    for spread, wanted in ((limits.spread_alarm, {}), (0.99 * limits.spread_alarm, {"narrow cone"})):
+        found = diagnose_journal([look_at(0, 0.9, 9.0, 0.6), look_at(20, spread, 9.0, 0.9)])
+        assert {each.name for each in found.findings} == {*wanted}
+
+
 def test_risks_and_values_that_are_not_finite():
     risky = {"loss": {"name": "Triplet", "mining": "hard", "margin": 0.0}}
     found = diagnose_journal(run_of(np.linspace(1, 0.9, 30)), config=config(**risky))
     assert severity(found, "margin of zero") == "note"
     assert severity(found, "many rows, few dimensions") == "note"
+    for dim in (None, 500):
+        wide = config(**risky, model={"name": "mlp", "embedding_dim": dim})
+        assert "many rows, few dimensions" not in diagnose_journal(run_of(np.linspace(1, 0.9, 30)), config=wide)
     assert severity(diagnose_journal(run_of([1.0, float("nan")])), "non-finite values") == "alarm"
     assert diagnose_journal([]).healthy
 

@@ -121,6 +121,8 @@ def test_semihard_mining_is_said_to_triplets_alone():
     for name, run in RUNS.items():
         bare = any("(--loss.mining semihard" in each.remedy for each in said(name).values())
         assert bare == (run.loss.name == "Triplet" and name != "semihard"), name
+        if run.loss.name != "Triplet":
+            assert "semi-hard triplets (--loss.name Triplet " in said(name)["collapse"].remedy, name
 
 
 WIDER = {
@@ -151,6 +153,18 @@ def test_a_collapse_of_a_top_k_loss_is_told_what_it_has():
     (found,) = judge(looks, Thresholds(), Patient(RUNS["DroTopK"], CLASSES))
     assert found.name == "total collapse"
     assert "--loss.mining semihard" not in found.remedy.replace("--loss.name Triplet --loss.mining semihard", "")
+
+
+@pytest.mark.parametrize("suspect", ["lr", "weight_decay"])
+def test_a_rate_or_decay_is_suspected_above_its_limit_alone(suspect):
+    usual = {"lr": 1e-4, "weight_decay": 0.0}
+    for value, wanted in ((1e-3, ["loss.margin"]), (1.1e-3, ["loss.margin", f"optimizer.{suspect}"])):
+        run = config(
+            loss={"name": "Triplet", "mining": "semihard", "margin": 0.05},
+            optimizer=usual | {suspect: value},
+            batches={"name": "MPerClass", "classes": 9, "samples": 4},
+        )
+        assert [name for name, _ in remedies.against_collapse(run, CLASSES)] == wanted
 
 
 def test_asking_for_a_remedy_draws_nothing():
@@ -196,9 +210,13 @@ def test_over_fitting_is_named():
 def test_only_slow_is_said_only_where_more_could_help():
     rising = [look(0, 0.4), *losses(0.5, 0.01), look(200, 0.8), *held_out(0.5, 0.6, 0.7)]
     assert severities(rising) == {"only slow": "note"}
+    (found,) = diagnose_journal(rising, config=config()).findings
+    assert found.flags == (("training.steps", "400"),)
     assert severities([*losses(0.5, 0.01)]) == {"only slow": "note"}
     assert severities([look(0, 0.4), *losses(0.5, 0.01), look(200, 1.0)]) == {}  # all is learnt, nobody else is asked
     assert severities([*losses(0.5, 1e-6)]) == {}  # a loss of .0000
+    assert severities([*losses(1000.0, 0.004)]) == {}  # likewise, beside what it was
+    assert severities([*losses(1000.0, 0.4)]) == {"only slow": "note"}
 
 
 def test_an_early_best_is_not_told_to_train_longer():

@@ -9,6 +9,7 @@ from processes import together
 from torch.testing import assert_close
 
 import nearfar as nf
+from nearfar.engines import auto
 from nearfar.relations import layout
 
 L, S, P, R = nf.losses, nf.sets, nf.pairs, nf.Relation
@@ -165,3 +166,24 @@ def test_triplets_with_representatives_take_the_operators(monkeypatch):
     marks = torch.arange(12) < 4
     relation = R.from_labels(torch.arange(12) % 4, representatives=marks)
     equal_dense(lambda: L.Triplet(mining="all"), rows(12), relation)
+
+
+def test_columns_of_references_need_no_generic_strips(monkeypatch):
+    """The values of columns are folds of the transposed pairs."""
+
+    def refuse(*given):
+        raise AssertionError("the operators refused")
+
+    monkeypatch.setattr(auto.Way, "_strips", refuse)
+    y = torch.arange(40) % 7
+    more = {"ref_emb": rows(30, seed=1), "ref_labels": y[:30]}
+    dense, tiled = (L.LiftedStructure(engine=engine)(rows(40), y, **more) for engine in ("dense", "tiled"))
+    assert_close(tiled, dense)
+
+
+@pytest.mark.parametrize("over", [S.Mean(), S.KL(0.3)])
+@pytest.mark.parametrize("engine", ["dense", "tiled"])
+def test_a_row_without_any_pair_teaches_nothing(over, engine):
+    loss = nf.RobustLoss(pair=P.Hinge(), over=over, groups="anchor", engine=engine)
+    with pytest.warns(nf.DegenerateBatchWarning, match="nothing to learn from"):
+        assert loss(rows(1), torch.zeros(1, dtype=torch.int64)) == 0

@@ -220,15 +220,17 @@ def test_nothing_to_learn_from_is_said_and_costs_nothing(engine):
 
 
 @rows
-def test_a_single_row_and_an_empty_batch_cost_nothing(row):
+def test_a_single_row_and_an_empty_batch_cost_nothing_and_are_named(row):
     for n in (0, 1):
         embeddings = torch.randn(n, DIM, dtype=torch.float64, requires_grad=True)
         labels = torch.zeros(n, dtype=torch.int64)
-        found = []
+        found, told = [], []
         for engine in ("dense", "tiled"):
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", nf.DegenerateBatchWarning)
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always", nf.DegenerateBatchWarning)
                 found.append(on(row.loss(), engine)(embeddings, labels))
+            told.append([str(warning.message) for warning in caught])
+        assert told[0] == told[1]
         torch.testing.assert_close(found[0], found[1])
         found[1].backward()
         assert torch.isfinite(embeddings.grad).all()

@@ -11,6 +11,7 @@ from torch.nn.functional import cross_entropy
 
 import nearfar as nf
 from nearfar.links import Add, HingeLink
+from nearfar.losses import proxies
 
 L, P, S = nf.losses, nf.pairs, nf.sets
 Dot, Cosine, NegEuclidean = nf.similarity.Dot, nf.similarity.Cosine, nf.similarity.NegEuclidean
@@ -270,6 +271,24 @@ def test_proxy_losses_are_cross_entropies(seed):
     torch.testing.assert_close(nca(E, y), (rest - logits.gather(1, y[:, None])[:, 0]).mean(), atol=1e-12, rtol=0)
     face = L.ArcFace(5, 4, margin=0.0, scale=16.0).double()
     torch.testing.assert_close(face(E, y), cross_entropy(16 * Cosine()(E, face.proxies), y), atol=1e-12, rtol=0)
+
+
+def test_a_small_batch_takes_one_cross_entropy_unless_a_part_is_the_users_own(monkeypatch):
+    """It may rely on what is computed for the whole product, as `explain` shows it."""
+
+    class Own(P.Linear):
+        pass
+
+    E, y, *_ = batch(0)
+    plain, own, changed = (L.ArcFace(5, 4, pair=pair).double() for pair in (P.Linear(), Own(), P.Linear()))
+    changed.pair.forward = lambda s, sign: P.Linear()(s, sign)
+    steps = []
+    monkeypatch.setattr(proxies, "cross_entropy", lambda *given: steps.append(1) or cross_entropy(*given))
+    wanted = measured(plain, E, y)
+    assert len(steps) == 1
+    for other in (own, changed):
+        same(measured(with_vectors_of(other, plain), E, y), wanted)
+    assert len(steps) == 1
 
 
 def with_vectors_of(loss, other):

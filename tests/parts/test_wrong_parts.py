@@ -51,6 +51,8 @@ def test_what_came_is_named():
         return str(error.value)
 
     assert said(pair="logistic") == "DroKL: pair must be a PairLoss, such as nf.pairs.Hinge(), but came as 'logistic'."
+    with pytest.raises(TypeError, match=r"^MultiSimilarity: miner .* nf\.miners\.Hard\(\) or a number, but"):
+        L.MultiSimilarity(miner="hard")
     assert said(pair=P.Hinge) == (
         "DroKL: pair must be a PairLoss, such as nf.pairs.Hinge(), but came as the class Hinge, which must be called "
         "first."

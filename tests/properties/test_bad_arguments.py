@@ -44,6 +44,7 @@ MISSPELT = [
     (lambda: L.HAP2S(weights="polinomial"), "HAP2S: weights", "polynomial"),
     (lambda: S.KL(zero="dropp"), "KL: zero", "drop"),
     (lambda: S.TopK(3, zero="keeep"), "TopK: zero", "keep"),
+    (lambda: S.Trimmed(1, 3, zero="keeep"), "Trimmed: zero", "keep"),
 ]
 
 

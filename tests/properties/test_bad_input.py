@@ -50,6 +50,12 @@ def test_where_values_cannot_be_read_a_nan_shows(row, unread):
             assert not torch.isfinite(row.loss()(broken, labels)), i
 
 
+@rows
+def test_labels_that_are_missing_are_an_error(row):
+    with pytest.raises(ValueError, match=rf"^{row.name}: labels are missing; pass a 1-D integer tensor"):
+        row.loss()(torch.randn(10, DIM, dtype=torch.float64), None)
+
+
 # ---------------------------------------------------------------- nothing to learn from
 
 ONE, TWO = np.zeros(10, dtype=np.int64), np.arange(10) % 2
@@ -92,6 +98,8 @@ def test_a_batch_with_nothing_to_learn_from_is_a_zero_that_keeps_the_graph_and_w
         assert [w.category for w in caught] == [nf.DegenerateBatchWarning]
         assert str(caught[0].message).startswith(f"{row.name}: this batch has nothing to learn from, because")
         assert reason in str(caught[0].message)
+        with pytest.warns(nf.DegenerateBatchWarning, match=reason):
+            row.loss().explain(embeddings, labels)
     else:
         assert not caught
         wanted = row.oracle(embeddings.detach().numpy(), y, **({"l2": 0} if row.name == "NPair" else {}))

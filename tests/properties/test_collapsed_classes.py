@@ -57,10 +57,10 @@ def test_other_relations(name, engine, arrange):
 
 
 @few
-@pytest.mark.parametrize("how", ["rows", "strips"])
+@pytest.mark.parametrize("how", ["rows", "matrix"])
 def test_index_tuples(name, how, monkeypatch):
-    """Pairs and triplets, scored from their own rows or from strips of the matrix."""
-    monkeypatch.setattr("nearfar.engines.lists.cheapest", lambda *given, **more: how)
+    """Pairs and triplets, scored from their own rows or from the matrix product."""
+    monkeypatch.setattr("nearfar.engines.lists.fits_rows", lambda *given: how == "rows")
     # each row with the next of its class, and with that of the next class
     a = torch.arange(24)
     listed = (a, a + 8, (a + 1) % 32)

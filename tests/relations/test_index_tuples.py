@@ -19,8 +19,8 @@ from nearfar.relations.index_tuples import indexed, listed_pairs
 L = nf.losses
 TAKING = [row for row in ROWS if not row.composed]
 CLOSE = {"atol": 1e-10, "rtol": 1e-10}
-CONSTANTS = ("DEAR", "MOST", "SMALL", "SMALL_FOR_TRIPLETS")
-WAYS = {"rows": (0, 0, 0, 0), "strips": (10**9, 0, 0, 0), "matrix": (10**9, 0, 0, 10**9)}
+WAYS = {"rows": 0, "matrix": 10**9}
+"""What a pair costs by itself: nothing, or too much."""
 rows = pytest.mark.parametrize("row", TAKING, ids=lambda row: row.id)
 
 
@@ -59,6 +59,13 @@ def taken(loss, engine, *arguments, **more):
     leaves += [x for x in loss.parameters() if x.requires_grad]
     found = torch.autograd.grad(value.sum(), leaves, allow_unused=True) if value.requires_grad else [None] * len(leaves)
     return value.detach(), *(torch.zeros_like(x) if g is None else g for x, g in zip(leaves, found, strict=True))
+
+
+def choose(way, monkeypatch):
+    monkeypatch.setattr(listed_scores, "DEAR", WAYS[way])
+    monkeypatch.setattr(listed_scores, "CHUNK", 20)
+    for name in ("MOST", "SMALL"):
+        monkeypatch.setattr(lists, name, 0)
 
 
 @pytest.fixture
@@ -104,10 +111,7 @@ CALLS = {
 @rows
 @pytest.mark.parametrize("way", WAYS)
 def test_lists_equal_dense(row, way, monkeypatch, served):
-    for name, value in zip(CONSTANTS, WAYS[way], strict=True):
-        monkeypatch.setattr(listed_scores, name, value)
-    monkeypatch.setattr(listed_scores, "STRIP", 30)
-    monkeypatch.setattr(listed_scores, "CHUNK", 20)
+    choose(way, monkeypatch)
     e, y = tensors(*random_batch(), grad=False)
     loss = row.loss()
     for call in CALLS.values():
@@ -137,8 +141,7 @@ FURTHER = {
 @pytest.mark.parametrize("name", FURTHER)
 @pytest.mark.parametrize("way", WAYS)
 def test_rules_and_miners_equal_dense(name, way, monkeypatch, served):
-    for constant, value in zip(CONSTANTS, WAYS[way], strict=True):
-        monkeypatch.setattr(listed_scores, constant, value)
+    choose(way, monkeypatch)
     e, y = tensors(*random_batch(), grad=False)
     loss = FURTHER[name]().double()
     for call in CALLS.values():
@@ -147,9 +150,7 @@ def test_rules_and_miners_equal_dense(name, way, monkeypatch, served):
 
 @rows
 def test_anchors_with_few_and_with_many_pairs_equal_dense(row, monkeypatch, served):
-    """Parts of like anchors, where one matrix of all would be mostly empty."""
-    for name in ("WASTE", "LARGE"):
-        monkeypatch.setattr(lists, name, 0)
+    """One anchor has most of the pairs, so that the matrix of the lists is mostly empty."""
     monkeypatch.setattr(listed_scores, "DEAR", 0)
     e, y = tensors(*random_batch(), grad=False)
     many, few = torch.arange(1, 10), torch.tensor([2, 5, 7, 7])
@@ -219,8 +220,7 @@ class Largest(TorchDispatchMode):
 
 @pytest.mark.parametrize("row", [row for row in TAKING if row.label in ("", "hard")], ids=lambda row: row.id)
 @pytest.mark.parametrize("labeled", [True, False])
-def test_no_matrix_of_all_pairs_is_made(row, labeled, monkeypatch):
-    monkeypatch.setattr(listed_scores, "STRIP", 2**12)
+def test_no_matrix_of_all_pairs_is_made(row, labeled):
     n, each = 600, 4
     draw = torch.Generator().manual_seed(0)
     embeddings, labels = torch.randn(n, 4, generator=draw), torch.arange(n) // 5
@@ -288,8 +288,7 @@ def test_compiled_calls_stay_dense(served, monkeypatch):
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", ["Triplet", "SupCon", "DroKL"])
 def test_second_derivatives_equal_dense(name, way, monkeypatch, served):
-    for constant, value in zip(CONSTANTS, WAYS[way], strict=True):
-        monkeypatch.setattr(listed_scores, constant, value)
+    choose(way, monkeypatch)
     e, y = tensors(*random_batch())
     found = []
     for engine in ("dense", "auto"):

@@ -27,8 +27,8 @@ from nearfar.serve.app import Limits, create_app  # noqa: E402
 VECTOR = json.dumps({"vector": [1.0, 0.0, 0.0]}).encode()
 
 
-async def ask(app, body=VECTOR, kind=b"application/json", slow=False, query=b"", host=b"localhost"):
-    """POST /search; status and JSON of the answer."""
+async def ask(app, body=VECTOR, kind=b"application/json", slow=False, query=b"", host=b"localhost", told=None):
+    """POST /search; status and JSON of the answer, whose headers are added to `told`."""
     headers = [(b"host", host), (b"content-type", kind), (b"content-length", str(len(body)).encode())]
     scope = {"type": "http", "method": "POST", "path": "/search", "raw_path": b"/search", "query_string": query,
              "headers": headers, "http_version": "1.1", "scheme": "http", "root_path": ""}  # fmt: skip
@@ -43,6 +43,8 @@ async def ask(app, body=VECTOR, kind=b"application/json", slow=False, query=b"",
         sent.append(message)
 
     await app(scope, receive, send)
+    if told is not None:
+        told.update(sent[0]["headers"])
     return sent[0]["status"], json.loads(b"".join(message.get("body", b"") for message in sent[1:]))
 
 
@@ -58,7 +60,10 @@ def png(width, height):
 
 def test_a_body_that_does_not_arrive():
     app = create_app(searcher(), limits=Limits(seconds=0.05))
-    assert asyncio.run(ask(app, slow=True)) == (408, {"error": "the body did not arrive within 0.05 seconds."})
+    headers = {}
+    answer = asyncio.run(ask(app, slow=True, told=headers))
+    assert answer == (408, {"error": "the body did not arrive within 0.05 seconds."})
+    assert b"retry-after" not in headers
 
 
 def test_more_at_once_than_may_wait():
@@ -75,18 +80,21 @@ def test_more_at_once_than_may_wait():
     made.index.search = held
     app = create_app(made, limits=Limits(workers=2, waiting=2))
 
+    headers = {}
+
     async def many():
         first = [asyncio.create_task(ask(app)) for _ in range(4)]
         for _ in range(2):
             assert await asyncio.to_thread(begun.acquire, timeout=30)
         while not all(task.get_coro().cr_await is not None for task in first):
             await asyncio.sleep(0)
-        last = await ask(app)
+        last = await ask(app, told=headers)
         free.set()
         return last, await asyncio.gather(*first)
 
     last, first = asyncio.run(many())
     assert last == (503, {"error": "too many searches are waiting; ask again in a moment."})
+    assert headers[b"retry-after"] == b"1"
     assert [status for status, _ in first] == [200] * 4
 
 

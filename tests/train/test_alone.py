@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 from needs import need
@@ -58,6 +60,14 @@ def test_a_scale_of_gradients_changes_neither_their_norm_nor_the_proximal_term(m
         found.append([scalars["gradient"], *(p.detach() for p in state.model.parameters())])
     for plain, scaled in zip(*found, strict=True):
         torch.testing.assert_close(scaled, plain, atol=1e-7, rtol=1e-6)
+
+
+def test_gradients_are_scaled_in_fp16_alone():
+    """Their exponents are large enough in the others, and a scale that is not needed would change the last digits."""
+    assert [SingleProcess(CPU, precision).scaler for precision in ("float32", "float64", "bf16")] == [None] * 3
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that there is no GPU
+        assert SingleProcess(torch.device("cuda"), "fp16").scaler is not None
 
 
 def test_half_precision_needs_a_device_that_computes_in_it(monkeypatch):

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageDraw, ImageFont
 from runs import config, journal, tiny
 from shell import run
 
@@ -19,7 +19,7 @@ from nearfar.runs._config import apply_flags
 from nearfar.train import _cost as cost
 from nearfar.train import fit
 from nearfar.train._checkpoints import random_state
-from nearfar.train._contact_sheet import CAPTION, GAP, TILE, contact_sheet
+from nearfar.train._contact_sheet import CAPTION, GAP, TILE, _cut, contact_sheet
 from nearfar.train._cost import copy_state, measure_peak, measure_seconds
 from nearfar.train._dry_run import dry_run
 from nearfar.train._processes import begin
@@ -181,6 +181,13 @@ def test_colors_come_back_as_they_were(tmp_path):
     sheet = np.array(Image.open(contact_sheet(tmp_path / "s.png", x, ["a" * 99, "\x1b[2J\u2603"], mean=mean, std=std)))
     assert sheet[GAP + 5, GAP + 5].tolist() == [255, 0, 51]
     assert sheet[GAP + 5, GAP + TILE - 5].tolist() == [255, 255, 255]  # upright pictures keep their shape
+
+
+def test_a_name_is_cut_where_its_tile_ends():
+    draw, font = ImageDraw.Draw(Image.new("RGB", (9, 9))), ImageFont.load_default()
+    found = _cut(draw, "name " * 30, font)
+    assert draw.textlength(found, font) <= TILE < draw.textlength(("name " * 30)[: len(found) + 1], font)
+    assert _cut(draw, "short", font) == "short"
 
 
 def test_what_training_refuses_is_refused_in_the_same_words(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import os
@@ -104,6 +105,13 @@ def test_test_classes_are_touched_once_and_at_the_end(tmp_path, monkeypatch):
     assert all(touched)
     assert ", the best of all evaluations on the test classes, as the papers report it:" in told.file.getvalue()
     assert "test recall@1" in journal(tmp_path / "b")[-1]
+
+
+def test_recall_is_measured_among_as_many_others_as_there_are(tmp_path):
+    data = tiny()
+    rows = len(data.test)
+    deep = dataclasses.replace(data, ks=(1, rows - 1, rows))
+    assert [*fit(config(training={"steps": 1}), tmp_path / "a", data=deep).test.recall] == [1, rows - 1]
 
 
 def test_validation_classes_are_not_trained_on(tmp_path):

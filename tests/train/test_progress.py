@@ -6,6 +6,7 @@ import functools
 import io
 
 import numpy as np
+import pytest
 import torch
 from runs import config, journal, tiny, weights
 
@@ -16,6 +17,7 @@ from nearfar.train import _loop as loop
 from nearfar.train import _progress as progress
 from nearfar.train import _scores as scores
 from nearfar.train import fit
+from nearfar.train._build import Input, is_slow
 from nearfar.train._state import take_step
 
 
@@ -54,6 +56,14 @@ def drawings() -> DataSet:
     random = torch.Generator().manual_seed(0)
     samples = Tensors(torch.randint(0, 256, (48, 132, 132), generator=random, dtype=torch.uint8), labels)
     return DataSet("drawings", samples, samples)
+
+
+@pytest.mark.parametrize(
+    ("shape", "device", "slow"),
+    [((3, 224, 224), "cpu", True), ((3, 224, 224), "cuda", False), ((3, 32, 32), "cpu", False), ((300,), "cpu", False)],
+)
+def test_photographs_are_slow_on_a_cpu(shape, device, slow):
+    assert is_slow(Input("none", shape, config().data), torch.device(device)) == slow
 
 
 def test_on_a_cpu_a_long_run_on_photographs_says_how_long_it_will_take(tmp_path, monkeypatch):

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import inspect
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import cache
 from typing import Any, ClassVar, TypeGuard, TypeVar
 
@@ -37,8 +37,6 @@ class Part(Keywords):
     """Whether engines may use the shortcuts, pass pairs in any order and shape, and leave out absent ones."""
     shortcuts: ClassVar[tuple[str, ...]] = ()
     """Names of methods and attributes that compute the same as others, faster."""
-    changes: ClassVar[int] = 0
-    """How often an attribute of any part was set; whatever was derived before the last time is stale."""
     learns: ClassVar[frozenset[str]] = frozenset()
     """Parameters that a swift part may have; with any others the shortcuts are not used."""
 
@@ -59,8 +57,13 @@ class Part(Keywords):
                 f"{maker}: its {type(self).__name__} is made from its settings; set those, or give a part of your own."
             )
         if not name.startswith("_") and name != "training":
-            Part.changes += 1
+            self.__dict__["_version"] = self.__dict__.get("_version", 0) + 1
         super().__setattr__(name, value)
+
+
+def version(parts: Iterable[Part | None]) -> int:
+    """How often an attribute of one of the parts was set; what was derived from them at another number is stale."""
+    return sum([vars(inner).get("_version", 0) for part in parts if part is not None for inner in nested(part)])
 
 
 def exactly(part: object, *kinds: type[Kind]) -> TypeGuard[Kind]:
@@ -90,36 +93,31 @@ def hooked_globally() -> bool:
 
 def hooked(part: object) -> bool:
     """Whether a module has forward or backward hooks."""
-    held = _held(part)
-    return any(held.get(name) for name in HOOKS)
+    held = getattr(part, "__dict__", {})
+    return any(map(held.get, HOOKS))
 
 
-def nested(part: Part) -> Iterator[Any]:
+def nested(part: Part) -> list[Any]:
     """A part, the parts it holds, and the modules inside it."""
-    yield part
     if isinstance(part, nn.Module):
-        yield from list(part.modules())[1:] if part._modules else ()
-        return
-    for value in _held(part).values():
+        return list(part.modules()) if part._modules else [part]
+    found: list[Any] = [part]
+    for value in vars(part).values():
         if isinstance(value, Part):
-            yield from nested(value)
-
-
-def _held(part: object) -> dict[str, Any]:
-    return getattr(part, "__dict__", {})
+            found += nested(value)
+    return found
 
 
 def _swift(part: Any) -> bool:
     if not isinstance(part, Part) or not part.swift:
         return False
-    held = _held(part)  # for a module, including parameters, buffers and submodules
-    kept, inside = (held.get(name, ()) for name in ("_buffers", "_modules"))
-    return part.learns.issuperset(tensors(part)) and not kept and not inside
+    held = vars(part)  # for a module, including parameters, buffers and submodules
+    return part.learns.issuperset(tensors(part)) and not held.get("_buffers") and not held.get("_modules")
 
 
 def tensors(part: Any) -> dict[str, Tensor]:
     """The parameters of a part, and tensors used as its numbers, such as those passed by the loss that makes it."""
-    held = _held(part)
+    held = getattr(part, "__dict__", {})
     plain = {name: x for name, x in held.items() if type(x) not in PLAIN and isinstance(x, Tensor)}
     inner: dict[str, Tensor] = held.get("_parameters", {})
     return plain | inner
@@ -127,20 +125,21 @@ def tensors(part: Any) -> dict[str, Tensor]:
 
 def learned_tensors(parts: Iterable[Part | None]) -> tuple[Tensor, ...]:
     """All that the parts learn: parameters, and tensors with a graph used as numbers."""
-    every = (x for part in parts if part is not None for inner in nested(part) for x in tensors(inner).values())
+    held = [tensors(inner) for part in parts if part is not None for inner in nested(part)]
+    every = [x for found in held for x in found.values()] if any(held) else []
     return tuple({id(x): x for x in every if x is not None and x.requires_grad}.values())
 
 
 def _touched(part: Any) -> str | None:
-    held = _held(part)
+    held = getattr(part, "__dict__", {})
     patched = _methods(part.__class__).intersection(held)
     if patched:
         return f"has a {min(patched)} of this object alone"
     if hooked(part):
         return "has a hook"
     for name, value in held.items():
-        number = isinstance(value, Tensor) and value.ndim == 0  # engines collect these, see `learned_tensors`
-        if type(value) not in PLAIN and isinstance(value, Tensor | nn.Module) and not number:
+        number = type(value) in PLAIN or (isinstance(value, Tensor) and value.ndim == 0)  # see `learned_tensors`
+        if not number and isinstance(value, Tensor | nn.Module):
             return f"holds a {type(value).__name__}, {name}, that is no parameter, buffer or module of a module"
     return None
 

@@ -84,7 +84,7 @@ class PixelFile:
 
     def check(self) -> None:
         """Verify the checksums of all pictures."""
-        for number in np.flatnonzero(~self._sound & (self.sizes[:, 0] > 0)).tolist():
+        for number in np.flatnonzero(~self._sound).tolist():
             self[number]
 
     @staticmethod

@@ -197,7 +197,7 @@ def by_other_engine(
     """The loss by operators or strips, from raw and prepared rows; None if the dense engine must compute it."""
     if call.indices is not None or not _worth(loss.engine, call, relation, product):
         return None
-    lifted = None if torch.compiler.is_compiling() else lift(product)
+    lifted = None if torch.compiler.is_compiling() or plan.refused is None else lift(product)
     if lifted is not None:
         product, plan = lifted.product, make_plan(lifted.product)
     way = _choose(loss, call, relation, product, plan)

@@ -93,10 +93,6 @@ class PlainStrips:
         self.had[0, here], self.had[1, here] = pairs.had_positive, pairs.had_negative
         return keep(self.product, pairs)
 
-    def add(self, here: slice, found: tuple[Tensor | None, ...]) -> None:
-        """Add gradients of the rows `here`, of all columns and of the parameters."""
-        _add(self.sums, found, here)
-
     def whole(self, parts: list[Tensor]) -> Tensor:
         """Values [n] of all rows, given those of this process's strips."""
         if self.ranks.world == 1:
@@ -143,14 +139,14 @@ def _by_rows(strips: PlainStrips, grad_output: Tensor | None) -> Tensor:
             counted, found = _strip_terms(strips, here, grad_output)
         slopes = slopes or [[None if x is None else torch.zeros_like(x) for x in strips.sums] for _ in counted]
         for total, part in zip(slopes, found, strict=False):
-            _add(total, part, here)
+            _add(total, here, part)
         if single:
             values.append(torch.stack([over(*x) for x in counted]).sum(dim=0))
         else:
             so_far = _sum(so_far, [(top.double(), bottom.double()) for top, bottom in counted])
     whole = [(torch.zeros(()), torch.ones(()))] * len(slopes) if single else [_share(strips, *x) for x in so_far]
     for slope, (_, share) in zip(slopes, whole, strict=True):
-        strips.add(EVERYTHING, tuple(x if x is None else x * share.to(x.dtype) for x in slope))
+        _add(strips.sums, EVERYTHING, tuple(x if x is None else x * share.to(x.dtype) for x in slope))
     if single:
         return strips.whole(values)
     return torch.stack([value for value, _ in whole]).sum(dim=0).to(strips.rows.dtype)
@@ -166,8 +162,10 @@ def _strip_terms(
     pairs = strips.pairs(here, leaf=True)
     if not torch.is_grad_enabled():
         return _total(_parts(strips, pairs)), []
-    leaf, counted = _cut(pairs), Counted()
-    share = None if grad_output is None else over(grad_output[here], _bottom(strips, pairs))
+    leaf, counted, share = _cut(pairs), Counted(), None
+    if grad_output is not None:
+        with torch.no_grad():
+            share = over(grad_output[here], _total(_parts(strips, pairs))[0][1])
     found = list[list[Tensor | None]]()  # of scores, columns and parameters
     for part in _parts(strips, leaf):
         counted = _sum(counted, [(top.detach(), bottom) for top, bottom in part])
@@ -186,7 +184,8 @@ def _strip_terms(
     return counted, gradients
 
 
-def _add(sums: list[Tensor | None], found: tuple[Tensor | None, ...], here: slice) -> None:
+def _add(sums: list[Tensor | None], here: slice, found: tuple[Tensor | None, ...]) -> None:
+    """Add gradients of the rows `here`, of all columns and of the parameters."""
     for place, (total, part) in enumerate(zip(sums, found, strict=True)):
         if total is not None and part is not None:
             (total[here] if place == 0 else total).add_(part)
@@ -209,12 +208,6 @@ def _parts(strips: PlainStrips, pairs: ScoredPairs) -> Iterator[Counted]:
     for problems in product.groups.blocks(product, pairs, strips.most):
         values = tuple(problem.value() for problem in problems)
         yield [tally(term, product.reduction) for term in product.groups.terms(product, pairs, problems, values)]
-
-
-def _bottom(strips: PlainStrips, pairs: ScoredPairs) -> Tensor:
-    """Denominators [t] of unreduced values, which their gradient needs beforehand."""
-    with torch.no_grad():
-        return _total(_parts(strips, pairs))[0][1]
 
 
 def _total(parts: Iterator[Counted]) -> Counted:
@@ -276,9 +269,9 @@ def _weigh(strips: PlainStrips, streams: tuple[Stream, ...], factors: list[Tenso
                     aim = torch.stack([part * by for part, by in zip(parts, factors, strict=True)]).sum()
                     slope, *rest = _gradient(aim, (leaf.scores, leaf.cols, *strips.params), retain=True)
                     by_score = _plus(by_score, slope)
-                    strips.add(here, (None, *rest))
+                    _add(strips.sums, here, (None, *rest))
             if by_score is not None:
-                strips.add(here, _gradient(pairs.scores, (pairs.rows, pairs.cols, *strips.params), by_score))
+                _add(strips.sums, here, _gradient(pairs.scores, (pairs.rows, pairs.cols, *strips.params), by_score))
     return sums
 
 
@@ -307,7 +300,7 @@ def _by_columns(strips: PlainStrips, grad_output: Tensor | None) -> Tensor:
                 aim = top if grad_output is None else (over(top, bottom) * grad_output[here]).sum()
                 inputs = (pairs.rows, pairs.cols, *strips.params, mine, theirs)
                 *slopes, by_row, by_col = _gradient(aim, inputs)
-                strips.add(here, tuple(slopes))
+                _add(strips.sums, here, tuple(slopes))
                 at_rows[here] = 0.0 if by_row is None else by_row
                 at_cols += 0.0 if by_col is None else by_col
         counted.append((top.detach(), bottom))
@@ -350,12 +343,12 @@ def _pull_ends(strips: PlainStrips, at_rows: Tensor, at_cols: Tensor) -> None:
         with torch.enable_grad():
             pairs = strips.pairs(here, leaf=True)
             aim = (halves(strips.product, pairs)[1].value() * at_rows[here]).sum()
-            strips.add(here, _gradient(aim, (pairs.rows, pairs.cols, *strips.params)))
+            _add(strips.sums, here, _gradient(aim, (pairs.rows, pairs.cols, *strips.params)))
     for here in _column_cuts(strips) if strips.ranks.rank == 0 else []:
         with torch.enable_grad():
             problem, rows, cols = _column_problem(strips, here, True)
             by_row, by_col, *rest = _gradient((problem.value() * at_cols[here]).sum(), (rows, cols, *strips.params))
-            strips.add(EVERYTHING, (by_row, None, *rest))
+            _add(strips.sums, EVERYTHING, (by_row, None, *rest))
             if strips.sums[1] is not None and by_col is not None:
                 strips.sums[1][here] += by_col
 

@@ -1,14 +1,14 @@
-"""Move learned parameters out of a product, because engines take the parameters of the wide side as constants.
+"""Move learned parameters out of a product, because operators take the numbers of the wide side as constants.
 
-Kernels and fast paths take these parameters (of negative, or all pairs) as constants. If one of them is
-learned, the same loss is written with other factors, with plain autograd around the engine:
+If a number of the negative pairs, or of all pairs, is learned, the same loss is written with other factors, and plain
+autograd around the engine:
 
     scale       l = f(c·s)           rows are multiplied by √c, or by c for distances
     threshold   l = f(s + b)         the learned `offset` of a `PairForm`
     gamma       F_γ(l) = γ·F₁(l/γ)   losses are divided by γ, and the value is multiplied by it
 
 The few positive pairs are computed by autograd and carry all other parameters. A loss that cannot be rewritten is
-computed by autograd, in strips or dense.
+computed in strips or dense.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from nearfar._utils.shortcuts import swift, tensors, touched
 from nearfar.engines.plan import SCOPES
 from nearfar.groups._groupings import Product
 from nearfar.pairs import PairForm, PairLoss
-from nearfar.sets.base import UncertaintySet
-from nearfar.similarity import Dot, NegEuclidean, NegSquaredEuclidean
+from nearfar.similarity import Dot, NegEuclidean, NegSquaredEuclidean, Similarity
 
 __all__ = ["Lifted", "lift"]
 
-PLAIN: dict[str, type[Dot | NegSquaredEuclidean | NegEuclidean]] = {
-    "dot": Dot,
-    "squared": NegSquaredEuclidean,
-    "distance": NegEuclidean,
+PLAIN: dict[str | None, Similarity] = {
+    "dot": Dot(),
+    "squared": NegSquaredEuclidean(normalize=False),
+    "distance": NegEuclidean(normalize=False),
 }
+"""The similarity of prepared rows, by its form."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,18 +84,15 @@ class Carried(PairLoss, swift=True):
 
     def __init__(self, of: PairLoss, scale: Number, gamma: Number) -> None:
         super().__init__()
-        held = {f"of_{name}": _alias(x) for name, x in tensors(of).items() if x is not None}
-        held |= {"by_scale": _alias(scale), "by_gamma": _alias(gamma)}
+        own = {name: _alias(x) for name, x in tensors(of).items() if x is not None}
         twin = object.__new__(type(of))
-        twin.__dict__.update(
-            of.__dict__, _parameters={}, **{name[3:]: x for name, x in held.items() if name[:3] == "of_"}
-        )
-        self.parts = twin, held["by_scale"], held["by_gamma"]
-        self.__dict__.update(held, learns=frozenset(held))  # engines look here for learned parameters
+        twin.__dict__.update(of.__dict__, _parameters={}, **own)
+        self.of, self.scale, self.gamma = (twin,), _alias(scale), _alias(gamma)  # a tuple, so that it is no submodule
+        held = {f"of_{name}": x for name, x in own.items()}
+        self.__dict__.update(held, learns=frozenset({"scale", "gamma", *held}))  # where engines look for parameters
 
     def forward(self, s: Tensor, sign: int) -> Tensor:
-        of, scale, gamma = self.parts
-        found: Tensor = of(s / scale, sign) / gamma
+        found: Tensor = self.of[0](s / self.scale, sign) / self.gamma
         return found
 
 
@@ -111,68 +108,48 @@ def lift(product: Product) -> Lifted | None:
     gamma = tensors(product.over_wide).get("gamma")
     if gamma is not None and product.link is not None and not product.link.homogeneous:
         return None
-    over_positive, over_negative = (_set_per(x, gamma) for x in (product.over_positive, product.over_negative))
+    sets = [over if gamma is None else over.per(gamma) for over in (product.over_positive, product.over_negative)]
     form = product.negative.form(-1)
     found = None if form is None else _lift_form(form, gamma)
-    if found is None or over_positive is None or over_negative is None:
+    if found is None or sets[0] is None or sets[1] is None or any(map(tensors, sets)):
         return None
     wide, scale = found
-    similarity, stretch = product.similarity, None
+    kind, stretch, similarity = product.similarity.form, None, product.similarity
     if isinstance(scale, Tensor):
-        kind = product.similarity.form or "dot"
-        stretch, similarity = scale if kind == "distance" else scale.sqrt(), PLAIN[kind](normalize=False)
+        stretch, similarity = scale if kind == "distance" else scale.sqrt(), PLAIN[kind]
     new = replace(
         product,
         similarity=similarity,
         positive=Carried(product.positive, 1.0 if stretch is None else scale, 1.0 if gamma is None else gamma),
         negative=Formed(wide),
-        over_positive=over_positive,
-        over_negative=over_negative,
+        over_positive=sets[0],
+        over_negative=sets[1],
     )
     return Lifted(new, stretch, gamma)
 
 
 def _known(product: Product) -> bool:
     """Whether the loss is of known parts except for its numbers, and no part compares scores with a number."""
-    groups, miner = product.groups, product.miner
-    rule = getattr(groups, "rule", None)
+    groups, miner, rule = product.groups, product.miner, getattr(product.groups, "rule", None)
     plain = swift((product.similarity, groups, product.link)) and touched(product.parts) is None
-    formed = product.similarity.form is not None and all(x.swift for x in (product.positive, product.negative))
+    formed = product.similarity.form is not None and product.positive.swift and product.negative.swift
     free = (miner is None or (miner.swift and miner.ordinal)) and (rule is None or rule.keep is None)
     return plain and formed and free and groups.scope in SCOPES
 
 
-def _set_per(of: UncertaintySet, gamma: Tensor | None) -> UncertaintySet | None:
-    """The set for losses and a value divided by γ; None if there is none, or if it has other learned parameters."""
-    found = of if gamma is None else of.per(gamma)
-    return None if found is None or tensors(found) else found
-
-
 def _lift_form(form: PairForm, gamma: Tensor | None) -> tuple[PairForm, Number] | None:
     """The form divided by γ, and the learned factor that scores are multiplied by (else 1); or None."""
-    a, b, outside, power = _numbers(form)
+    numbers: Any = form
+    a, b, outside, power = numbers.a, numbers.b, numbers.scale, numbers.power
+    b = b if form.offset is None else b + form.by_offset * form.offset
     outside = outside if gamma is None else outside / gamma
     if form.shape == "pace" or isinstance(power, Tensor) or not (isinstance(a, Tensor) or a > 0):
         return None
-    if form.shape == "softplus":
-        if isinstance(outside, Tensor):
-            return None
-    else:  # move the outer factor inside
+    if form.shape != "softplus":  # move the outer factor inside
         inside = outside if form.shape == "line" or power == 1 else outside ** (1 / power)
         a, b, outside = inside * a, inside * b, 1.0
-    learnt, stretched = isinstance(b, Tensor), isinstance(a, Tensor)
-    new = replace(
-        form,
-        a=1.0 if stretched else a,
-        b=0.0 if learnt else b,
-        scale=outside,
-        offset=_alias(b) if learnt else None,
-        by_offset=float(learnt),
-    )
-    return new, a
-
-
-def _numbers(form: PairForm) -> tuple[Any, Any, Any, Any]:
-    """Factor and constant of the score, factor of the loss, and power: plain or learned."""
-    shift = 0.0 if form.offset is None else form.by_offset * form.offset
-    return form.a, form.b + shift, form.scale, form.power
+    elif isinstance(outside, Tensor):
+        return None
+    learnt = isinstance(b, Tensor)
+    plain = {"a": 1.0 if isinstance(a, Tensor) else a, "b": 0.0 if learnt else b, "scale": outside}
+    return replace(form, **plain, offset=_alias(b) if learnt else None, by_offset=float(learnt)), a

@@ -10,26 +10,29 @@ A tuple that lists a large part of all pairs would be larger than the matrix, an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from nearfar._utils.shortcuts import swift, touched
-from nearfar._utils.tensors import over
 from nearfar.engines.dense import dense_value, keep
-from nearfar.engines.listed_scores import ListedScores, cheapest
-from nearfar.groups._groupings import Problem, Product, halves, reduce, sides_of, tally
+from nearfar.engines.listed_scores import ListedScores, fits_rows
+from nearfar.groups._groupings import Problem, Product, halves, reduce, sides_of
 from nearfar.miners import ScoredPairs, present
 from nearfar.relations.index_tuples import Listing, check_apart, listed_pairs, spread
+from nearfar.relations.layout import NEGATIVE, NOWHERE, POSITION, POSITIVE
 from nearfar.relations.relation import Relation
 
 __all__ = ["listed_value", "takes_lists", "valid_rows"]
 
-WASTE, LARGE = 4, 2**18
-"""Matrices with more than LARGE places and more than WASTE places per pair are split by pairs per anchor."""
+MOST = 3
+"""If more than one in `MOST` of all pairs is listed, the list is no smaller than the matrix, which is used then."""
+SMALL = 2**16
+"""Smaller matrices take so little time that only lists scored by rows pay, which must be half as long as otherwise."""
+SMALL_FOR_TRIPLETS = 2**22
+"""The number of pairs below which triplets, which need two lists of scores, must be half as many to score by rows."""
 GPU_PAIRS = 2**24
 """Number of all pairs from which lists are used on other devices: they read numbers from the device, dense does not."""
 
@@ -49,10 +52,10 @@ def takes_lists(product: Product, indices: tuple[Tensor, ...], relation: Relatio
         return False
     if relation.device.type != "cpu" and pairs < GPU_PAIRS and not asked:
         return False
-    direct = len(indices) == 3 and product.groups.takes_triplets
-    if not direct and cheapest(len(indices[1]) + len(indices[-1]), pairs) == "matrix":
+    direct, scope = len(indices) == 3 and product.groups.takes_triplets, product.groups.scope
+    listed = len(indices[1]) + len(indices[-1])
+    if not direct and not fits_rows(listed, pairs, SMALL) and (pairs < SMALL or MOST * listed >= pairs):
         return False  # the list would be larger than the matrix
-    scope = product.groups.scope
     if (direct and scope != "triplets") or (product.wants_columns and scope != "anchor_sign"):
         return False
     strips = product.groups.strips and (product.link is None or product.link.strips)
@@ -80,41 +83,35 @@ def listed_value(
         once: count a pair once even if it is listed several times.
         apart: name of a loss that refuses pairs listed both as positive and as negative, or None.
     """
-    if len(indices) == 3 and product.groups.takes_triplets:
-        how = cheapest(2 * len(indices[0]), relation.shape[0] * relation.shape[1], triplets=True)
-        scores = ListedScores.of(product.similarity, x, y, how)
-        return dense_value(product, _triplets(scores, relation, (indices[0], indices[1], indices[2])))
+    direct = len(indices) == 3 and product.groups.takes_triplets
+    pairs, small = relation.shape[0] * relation.shape[1], SMALL_FOR_TRIPLETS if direct else SMALL
+    by_rows = fits_rows(len(indices[1]) + len(indices[-1]), pairs, small)
+    scores = ListedScores.of(product.similarity, x, y, by_rows=by_rows)
+    more: Any = {"relation": relation, "similarity": scores.similarity, "rows": scores.rows, "cols": scores.cols}
+    more |= {"strip": True, "mined": True}
+    if direct:
+        none = (torch.zeros(0, dtype=torch.bool, device=relation.device),) * 4
+        more |= {"triplets": (indices[0], indices[1], indices[2])}
+        return dense_value(product, ListedTriplets(cast(Tensor, scores), *none, **more))
     listing = listed_pairs(indices, relation.shape, once=once)
     if apart is not None:
         check_apart(apart, listing.positive, listing.negative)
-    how = cheapest(len(indices[1]) + len(indices[-1]), relation.shape[0] * relation.shape[1])
-    scores = ListedScores.of(product.similarity, x, y, how)
-    whole = _narrow(scores, relation, listing)
-    if product.wants_columns:
-        return _with_columns(product, keep(product, whole()), listing)
-    if listing.shape[0] * listing.shape[1] > max(LARGE, WASTE * (len(listing.rows) + listing.shape[0])):
-        value = _by_size(product, listing, whole)
-        if value is not None:
-            return value
-    return dense_value(product, keep(product, whole()))
+    entries, columns = scores[listing.rows, listing.cols], listing.padded(listing.cols)
+    sides = (x if x.dtype == torch.bool else x.to(entries.dtype) for x in (listing.positive, listing.negative))
+    positive, negative = (listing.padded(x) for x in sides)
+    found = ListedPairs(listing.padded(entries), positive, negative, *valid_rows(relation), **more, columns=columns)
+    kept = keep(product, found)
+    return _with_columns(product, kept, listing) if product.wants_columns else dense_value(product, kept)
 
 
 def valid_rows(relation: Relation) -> tuple[Tensor, Tensor]:
     """Which rows [n] have a positive and which have a negative pair by the relation; without an n x m matrix."""
-    plain = relation.plain_labels()
-    if plain is None:
+    layout = relation.layout()
+    if layout is None or layout.itself not in (NOWHERE, POSITION):
         positive, negative = relation.counts()
-        return positive > 0, negative > 0
-    rows, cols = plain
-    if relation.square:
-        _, which, counts = torch.unique(rows, return_inverse=True, return_counts=True)
-        equal = counts.index_select(0, which)
-        return equal > 1, equal < len(rows)
-    ranked = cols.sort().values
-    equal = torch.searchsorted(ranked, rows, right=True) - torch.searchsorted(ranked, rows)
-    itself = relation.reference_starts_with_batch
-    positive = equal - (rows == cols[: len(rows)]).to(equal.dtype) if itself else equal
-    return positive > 0, positive < len(cols) - int(itself)
+    else:
+        positive, negative = (layout.count(bit, own=layout.itself == POSITION) for bit in (POSITIVE, NEGATIVE))
+    return positive > 0, negative > 0
 
 
 # ---------------------------------------------------------------- pairs
@@ -143,102 +140,6 @@ class ListedPairs(ScoredPairs):
         return self.similarity.finish(dots, rows[:, :, None], cols[:, None, :])
 
 
-Narrow = Callable[..., ListedPairs]
-
-
-def _narrow(scores: ListedScores, relation: Relation, listing: Listing) -> Narrow:
-    """A function that returns the scores and measures [n, w] of all listed pairs, or of some anchors."""
-    dtype, had = scores.rows.dtype, valid_rows(relation)
-    entries = scores[listing.rows, listing.cols]
-
-    def pairs(part: Part | None = None) -> ListedPairs:
-        here, found, rows, (had_positive, had_negative) = listing, entries, scores.rows, had
-        if part is not None:
-            here, found = part.listing, entries.index_select(0, part.members)
-            rows, had_positive, had_negative = (z.index_select(0, part.anchors) for z in (rows, *had))
-        positive, negative = (
-            here.padded(z if z.dtype == torch.bool else z.to(dtype)) for z in (here.positive, here.negative)
-        )
-        return ListedPairs(
-            here.padded(found),
-            positive,
-            negative,
-            had_positive,
-            had_negative,
-            relation,
-            scores.similarity,
-            rows,
-            scores.cols,
-            strip=True,
-            mined=True,
-            columns=here.padded(here.cols),
-        )
-
-    return pairs
-
-
-@dataclass(frozen=True, eq=False)
-class Part:
-    """Anchors with about equally many listed pairs.
-
-    Args:
-        anchors: [b] their row indices.
-        members: [v] indices of their listed pairs.
-        listing: these pairs, with anchors renumbered from 0 to b - 1.
-    """
-
-    anchors: Tensor
-    members: Tensor
-    listing: Listing
-
-
-def _parts(listing: Listing) -> Iterator[Part]:
-    """Group anchors by up to 1, 4, 16, ... pairs, so that at most three in four places of a matrix are empty."""
-    counts = torch.bincount(listing.rows, minlength=listing.shape[0])
-    size = (counts.clamp_min(1).double().log2() / 2).ceil().long()
-    for each in sorted(set(size.tolist())):
-        (anchors,) = torch.nonzero(size == each, as_tuple=True)
-        (members,) = torch.nonzero(size.index_select(0, listing.rows) == each, as_tuple=True)
-        rows = torch.searchsorted(anchors, listing.rows.index_select(0, members))
-        place, width = spread(rows, len(anchors))
-        cols, positive, negative = (
-            z.index_select(0, members) for z in (listing.cols, listing.positive, listing.negative)
-        )
-        yield Part(anchors, members, Listing(rows, cols, positive, negative, place, (len(anchors), width)))
-
-
-def _by_size(product: Product, listing: Listing, whole: Narrow) -> Tensor | None:
-    """Compute anchors of similar size together, then merge; None if their groups cannot be merged."""
-    groups, parts = product.groups, list(_parts(listing))
-    pairs = [keep(product, whole(part)) for part in parts]
-    problems = [groups.split(product, each) for each in pairs]
-    if not groups.per_anchor:
-        if any(problem.cap is not None for problem in problems[0]):
-            return None  # the limit depends on the whole batch
-        joined = tuple(_joined(each) for each in zip(*problems, strict=True))
-        return groups.merge(tuple(problem.value() for problem in joined), joined)
-    terms = (
-        groups.terms(product, each, solved, tuple(problem.value() for problem in solved))
-        for each, solved in zip(pairs, problems, strict=True)
-    )
-    values = list[Tensor]()
-    for same in zip(*terms, strict=True):
-        tops, bottoms = zip(*(tally(term, product.reduction) for term in same), strict=True)
-        if product.reduction == "none":
-            order = torch.cat([part.anchors for part in parts]).argsort()
-            values.append(over(torch.cat(tops), torch.cat(bottoms)).index_select(0, order))
-        else:
-            bottom = torch.stack(bottoms)
-            values.append(over(torch.stack(tops).sum(), bottom[0] if product.reduction == "sum" else bottom.sum()))
-    return values[0] if len(values) == 1 else torch.stack(values).sum(dim=0)
-
-
-def _joined(problems: tuple[Problem, ...]) -> Problem:
-    """Concatenate the members of several problems of one group."""
-    losses, measure = (torch.cat(z, dim=1) for z in zip(*((p.losses, p.measure) for p in problems), strict=True))
-    return Problem(problems[0].over, losses, measure, tuple(losses.shape), problems[0].orders)
-
-
 def _with_columns(product: Product, pairs: ScoredPairs, listing: Listing) -> Tensor:
     """The loss of a link that also reads the negative value of each listed reference, over the anchors that list it."""
     positive, wide = halves(product, pairs)
@@ -265,27 +166,10 @@ def _with_columns(product: Product, pairs: ScoredPairs, listing: Listing) -> Ten
 
 @dataclass(frozen=True, eq=False)
 class ListedTriplets(ScoredPairs):
-    """An explicit list of triplets; scores are computed when needed, pairs never."""
+    """An explicit list of triplets, in the form that `Rule.listed` takes."""
 
     def reference_scores(self) -> Tensor:
-        """Lazy scores among the references."""
-        return cast(Tensor, cast(ListedScores, self.scores).of_references())
-
-
-def _triplets(scores: ListedScores, relation: Relation, triplets: tuple[Tensor, Tensor, Tensor]) -> ListedTriplets:
-    """The triplets in the form that `Rule.listed` takes."""
-    none = torch.zeros(0, dtype=torch.bool, device=relation.device)
-    return ListedTriplets(
-        cast(Tensor, scores),
-        none,
-        none,
-        none,
-        none,
-        relation,
-        scores.similarity,
-        scores.rows,
-        scores.cols,
-        triplets,
-        strip=True,
-        mined=True,
-    )
+        """Scores among the references, computed when needed."""
+        if self.relation.square:
+            return self.scores
+        return cast(Tensor, ListedScores(self.similarity, self.cols, self.cols))

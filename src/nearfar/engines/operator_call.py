@@ -233,7 +233,7 @@ class OperatorCall(Rows):
         place = operators.top(self.rows.detach(), columns, self.pairs, offset, *spec.lists(), count)
         if not len(place) and not self.strips:
             raise RefusalError  # too many losses are nearly tied
-        scores = ListedScores(self.product.similarity, self.rows, self.cols, "rows")[place // m, place % m]
+        scores = ListedScores(self.product.similarity, self.rows, self.cols)[place // m, place % m]
         losses = self.product.negative(scores, -1)[None].repeat(1, 1 + once)
         there = torch.ones_like(losses, dtype=torch.bool)
         if self.ranks.world == 1:

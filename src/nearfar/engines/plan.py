@@ -33,13 +33,13 @@ class Plan:
     """How a loss is computed; `str` shows it in symbols.
 
     Args:
-        text: the factors in symbols, line by line.
+        product: the factors of the loss.
         refused: the part that rules out the operators, and why; None if they support the loss.
         refused_kernels: why the GPU kernels of the operators do not support it; None if they do.
         refused_strips: why strips do not support it either, so that it is always dense; None if they do.
     """
 
-    text: tuple[str, ...]
+    product: Product
     refused: str | None
     refused_kernels: str | None
     refused_strips: str | None
@@ -50,7 +50,7 @@ class Plan:
             way = f"strips of rows by the plain definitions, because {self.refused}"
         if self.refused is not None and self.refused_strips is not None:
             way = f"dense at every size, because {self.refused_strips}"
-        lines = [*self.text, f"way       {way}"]
+        lines = [*_describe(self.product), f"way       {way}"]
         if self.refused_kernels is not None and self.refused is None:
             lines.append(f"on a GPU  PyTorch, because {self.refused_kernels}")
         return "\n".join(f"  {line}" for line in lines)
@@ -64,7 +64,7 @@ def plain_parts(product: Product) -> bool:
 def make_plan(product: Product) -> Plan:
     """Make the plan of a product."""
     refused = _refuse(product)
-    return Plan(_describe(product), refused, refused or _refuse_kernels(product), _refuse_strips(product))
+    return Plan(product, refused, refused or _refuse_kernels(product), _refuse_strips(product))
 
 
 def window_of(miner: Miner | None) -> Window | None:
@@ -77,30 +77,30 @@ def _refuse(product: Product) -> str | None:
     """The part that rules out the operators, and why; None if they support the loss."""
     for part in product.parts:
         if part is not None and not swift((part,)):
-            return f"{type(part).__name__} allows no shortcut"
+            return f"{_name(part)} allows no shortcut"
+    groups, miner, fold = product.groups, product.miner, product.over_wide.fold()
+    triplets = groups.scope in ("positive", "triplets")
     if product.similarity.form is None:
-        return f"{type(product.similarity).__name__} has no form"
-    if product.groups.scope not in SCOPES:
-        return f"{type(product.groups).__name__} is no built-in grouping"
-    miner = product.miner
+        return f"{_name(product.similarity)} has no form"
+    if groups.scope not in SCOPES:
+        return f"{_name(groups)} is no built-in grouping"
     if miner is not None and miner.log_odds(torch.ones(1, 1), 3) is not None:
-        wide = product.groups.scope in ("positive", "triplets") or product.wants_columns
-        return f"{type(miner).__name__} draws pairs, which these groups do not take" if wide else None
+        wide = triplets or product.wants_columns
+        return f"{_name(miner)} draws pairs, which these groups do not take" if wide else None
     if any(x.draws for x in (product.over_positive, product.over_negative)):
         return "a set draws members"
     if product.negative.form(-1) is None:
-        return f"{type(product.negative).__name__} has no form"
-    if miner is not None and (product.everyone or product.groups.scope == "triplets" or window_of(miner) is None):
-        return f"{type(miner).__name__} keeps no interval of scores, or its interval is not asked for"
-    return _refuse_fold(product, product.over_wide.fold())
-
-
-def _refuse_fold(product: Product, fold: Fold | None) -> str | None:
-    """Why the wide side of each row cannot be folded, or None."""
-    scope, wide = product.groups.scope, product.over_wide
-    name = type(wide).__name__
+        return f"{_name(product.negative)} has no form"
+    if miner is not None and (product.everyone or groups.scope == "triplets" or window_of(miner) is None):
+        return f"{_name(miner)} keeps no interval of scores, or its interval is not asked for"
     if fold is None:
-        return f"{name} has no fold"
+        return f"{_name(product.over_wide)} has no fold"
+    return _refuse_fold(product, fold) or (_refuse_triplets(product, fold) if triplets else None)
+
+
+def _refuse_fold(product: Product, fold: Fold) -> str | None:
+    """Why the wide side of each row cannot be folded, or None."""
+    scope, wide, name = product.groups.scope, product.over_wide, _name(product.over_wide)
     if fold.kind in ("top", "moments"):
         if product.groups.per_anchor or product.miner is not None or scope == "triplets":
             return f"{name} is folded over the batch, without a miner"
@@ -111,33 +111,28 @@ def _refuse_fold(product: Product, fold: Fold | None) -> str | None:
     if fold.held and (scope != "anchor_sign" or wide.zero_member or fold.kind != "exp"):
         return f"{name} holds its weights constant"
     if product.wants_columns and scope == "anchor_sign" and (fold.kind == "max" or product.miner is not None):
-        return f"{type(product.link).__name__} reads columns, of which no maximum is kept, nor any after mining"
-    return _refuse_triplets(product, fold) if scope in ("positive", "triplets") else None
+        return f"{_name(product.link)} reads columns, of which no maximum is kept, nor any after mining"
+    return None
 
 
 def _refuse_triplets(product: Product, fold: Fold) -> str | None:
     """Why triplets, or values of positive pairs, cannot be folded, or None."""
     rule: Any = getattr(product.groups, "rule", None)
-    form, name = product.negative.form(-1), type(product.groups).__name__
+    form, over, name = product.negative.form(-1), product.over_negative, _name(product.groups)
     assert form is not None  # noqa: S101 - checked by the caller
+    every = rule.keep is None and not over.zero_member
     if product.groups.scope == "positive":
-        angles = rule.angle is not None and rule.keep is None and not rule.balanced
-        plain = product.similarity.form == "dot" and form.shape == "line" and form.offset is None
-        every = product.miner is None and product.over_negative.zero != "drop"
-        folds = fold.kind == "exp" and not fold.held
-        return None if angles and plain and every and folds else f"{name} gives values that are no angles"
+        angles = rule.angle is not None and rule.keep is None and not rule.balanced and product.miner is None
+        line = product.similarity.form == "dot" and form.shape == "line" and form.offset is None
+        folds = fold.kind == "exp" and not fold.held and over.zero != "drop"
+        return None if angles and line and folds else f"{name} gives values that are no angles"
     if rule.compare is not difference or (rule.keep is not None and rule.band is None):
         return f"{name} compares or selects triplets by a function of its own"
     if rule.balanced:
-        return (
-            None
-            if fold.kind == "sum" and rule.keep is None and not product.over_negative.zero_member
-            else (f"{name} is balanced, which only a mean is")
-        )
+        return None if fold.kind == "sum" and every else f"{name} is balanced, which only a mean is"
     if fold.kind == "max":
-        rises = form.shape in ("line", "power", "softplus") and form.a > 0 and form.scale > 0
-        plain = rises and rule.keep is None and product.over_negative.zero == "keep"
-        return None if plain and not product.over_negative.zero_member else f"{name} has no largest score"
+        rises = form.shape != "pace" and form.a > 0 and form.scale > 0
+        return None if rises and every and over.zero == "keep" else f"{name} has no largest score"
     return None if fold.kind == "sum" else f"{name} does not average triplets"
 
 
@@ -147,9 +142,9 @@ def _refuse_kernels(product: Product) -> str | None:
     if product.draws:
         return "pairs are drawn"
     if fold is None or fold.kind == "moments" or (fold.kind == "top" and (fold.fraction or fold.most > MOST)):
-        return f"{type(product.over_wide).__name__} counts members or sums squares"
+        return f"{_name(product.over_wide)} counts members or sums squares"
     if window is not None and (window.closed or window.most is not None):
-        return f"{type(product.miner).__name__} keeps no open interval of scores"
+        return f"{_name(product.miner)} keeps no open interval of scores"
     if product.groups.scope == "triplets" and (fold.kind != "sum" or (rule is not None and rule.balanced)):
         return "triplets are ranked"
     return None
@@ -157,59 +152,53 @@ def _refuse_kernels(product: Product) -> str | None:
 
 def _refuse_strips(product: Product) -> str | None:
     """Why a loss cannot be computed in strips by its plain definitions, or None."""
-    for part in (*nested(product.groups), product.link):
+    groups, link = product.groups, product.link
+    for part in (*nested(groups), link):
         if part is not None and not getattr(part, "strips", part.swift):
-            return f"{type(part).__name__} does not say (strips = True) that it may be met strip by strip"
-    columns = product.wants_columns and product.groups.scope == "anchor_sign"
-    if product.wants_columns and not columns and not product.groups.swift:
-        return f"{type(product.groups).__name__} has no columns to give to {type(product.link).__name__}"
-    if product.groups.per_anchor:
-        return None
-    for over in (product.over_positive, product.over_negative):
+            return f"{_name(part)} does not say (strips = True) that it may be met strip by strip"
+    if product.wants_columns and groups.scope != "anchor_sign" and not groups.swift:
+        return f"{_name(groups)} has no columns to give to {_name(link)}"
+    for over in () if groups.per_anchor else (product.over_positive, product.over_negative):
         if learned_tensors((over,)):
-            return f"{type(over).__name__} has a number that is learned, and groups that reach over the batch"
+            return f"{_name(over)} has a number that is learned, and groups that reach over the batch"
         if over.draws:
-            return f"{type(over).__name__} draws members at random, and groups reach over the batch"
+            return f"{_name(over)} draws members at random, and groups reach over the batch"
     return None
 
 
+def _name(part: object) -> str:
+    return type(part).__name__
+
+
 FOLDS = {
-    "exp": "γ·log mean exp(l/γ), γ = {gamma:g}",
-    "sum": "mean of l",
-    "max": "max of l",
-    "top": "mean of the K largest l",
-    "moments": "mean of l + root of its variance",
+    "exp": ("γ·log mean exp(l/γ), γ = {gamma:g}", "exp((l - t)/γ)"),
+    "sum": ("mean of l", "1 / number of pairs"),
+    "max": ("max of l", "1 at the largest"),
+    "top": ("mean of the K largest l", "1/K for the K largest"),
+    "moments": ("mean of l + root of its variance", "rises linearly with l"),
 }
-WEIGHTS = {
-    "exp": "exp((l - t)/γ)",
-    "sum": "1 / number of pairs",
-    "max": "1 at the largest",
-    "top": "1/K for the K largest",
-    "moments": "rises linearly with l",
-}
+"""By kind of fold: the number t, and the weights."""
 
 
-def _describe(product: Product) -> tuple[str, ...]:
+def _describe(product: Product) -> list[str]:
     """Similarity, pair losses, miner, fold, finish and weigh in symbols."""
-    kinds = {"dot": "⟨x, y⟩", "squared": "-|x - y|²", "distance": "-|x - y|", None: type(product.similarity).__name__}
-    unit = " of unit rows" if product.similarity.normalize else ""
-    lines = [f"score     s = {kinds[product.similarity.form]}{unit}"]
-    for name, pair, sign in (("positive", product.positive, +1), ("negative", product.negative, -1)):
-        lines.append(f"{name}  l = {_pair(pair, sign)}")
+    similarity, wide, groups = product.similarity, product.over_wide, product.groups
+    kinds = {"dot": "⟨x, y⟩", "squared": "-|x - y|²", "distance": "-|x - y|", None: _name(similarity)}
+    lines = [f"score     s = {kinds[similarity.form]}{' of unit rows' if similarity.normalize else ''}"]
+    lines += [f"positive  l = {_pair(product.positive, +1)}", f"negative  l = {_pair(product.negative, -1)}"]
     if product.miner is not None:
         lines.append(f"miner     {product.miner!r}")
-    wide, scope = product.over_wide, product.groups.scope or type(product.groups).__name__
-    fold, joined = wide.fold(), scope in ("batch", "anchor")
-    who = "the batch" if scope in ("batch", "sign", "balanced") else "each row"
+    fold, joined = wide.fold(), groups.scope in ("batch", "anchor")
+    who = "the batch" if groups.scope in ("batch", "sign", "balanced") else "each row"
     members = "all pairs" if product.everyone or joined else "the negative pairs"
-    folded = repr(wide) if fold is None else FOLDS[fold.kind].format(gamma=fold.gamma)
+    folded = repr(wide) if fold is None else FOLDS[fold.kind][0].format(gamma=fold.gamma)
     lines.append(f"fold      t = {folded}, over {members} of {who}")
     link = "positive + negative value" if product.link is None else repr(product.link)
     sides = f"{wide!r} of all pairs" if joined else f"{product.over_positive!r} of positive pairs, {link}"
-    lines.append(f"finish    {scope}: {sides}, {product.reduction}")
+    lines.append(f"finish    {groups.scope or _name(groups)}: {sides}, {product.reduction}")
     if fold is not None:
-        lines.append(f"weigh     p ∝ {WEIGHTS[fold.kind]}, gradient Σ p·dl/ds")
-    return tuple(lines)
+        lines.append(f"weigh     p ∝ {FOLDS[fold.kind][1]}, gradient Σ p·dl/ds")
+    return lines
 
 
 def _pair(pair: Any, sign: int) -> str:

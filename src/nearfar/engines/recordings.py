@@ -51,7 +51,7 @@ TENSORS = frozenset({Tensor, nn.Parameter})
 BASES = frozenset({object, ABC, Generic, Protocol, nn.Module})
 KNOWN: WeakKeyDictionary[type[Any], bool] = WeakKeyDictionary()
 """Classes, and whether they and all their bases are nearfar's."""
-CHANGING = frozenset({"training", "_warned", "_deferred", "_replays", "_cached", "_maker"})
+CHANGING = frozenset({"training", "_warned", "_deferred", "_replays", "_cached", "_maker", "_version"})
 """Attributes of a loss that do not affect its value."""
 
 Given = tuple[Tensor | None, ...]

@@ -105,7 +105,11 @@ def check_settings(owner: str, kind: str, similarity: str, kinds: Sequence[Kind]
 
 
 def default_cells(rows: int) -> int:
-    """About 4 √rows cells, but no more than faiss can place well, which needs 39 rows per cell."""
+    """About 4 √rows cells, but no more than faiss can place well, which needs 39 rows per cell.
+
+    >>> default_cells(10**6), default_cells(390), default_cells(5)
+    (4000, 10, 1)
+    """
     return max(1, min(round(4 * math.sqrt(rows)), rows // 39))
 
 

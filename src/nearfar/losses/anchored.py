@@ -26,15 +26,16 @@ class LiftedStructure(Recipe):
 
         mean over positive pairs of  ½ [ d_ij + log( Σ_{N_i} e^{m-d_ik} + Σ_{N_j} e^{m-d_jk} ) ]₊²
 
-    Can et al. 2019; Oh Song et al..
+    Oh Song et al. 2016; Can et al. 2019.
 
-    Algebra: Linear x KL(1) x anchor_sign, joined by `LiftedLink`, on Euclidean distance of unit rows. The link reads
-    both ends of a pair, so it is the one that mixes rows. Qi et al. 2020 calls `GeneralizedLifted` by this name. Under
-    a relation with representatives i is one and j is not: N_i is all negative rows, N_j the negative representatives.
+    Algebra: Linear x KL(1) x anchor_sign, joined by `LiftedLink`, on Euclidean distance of unit rows. The link also
+    reads the negatives of the other end of a pair, so the terms of different rows depend on each other. Qi et al. 2020
+    uses this name for `GeneralizedLifted`. If the relation marks representatives, i is a representative and j is not:
+    N_i contains all negative rows, N_j the negative representatives.
 
-    On unit rows distances end at 2, so that the nearest negative weighs at most e² = 7.4 times as much as the farthest:
-    among hundreds the hard ones are hardly seen, and near classes stay together. Where that hurts, let the lengths grow
-    (`similarity=NegEuclidean(normalize=False)`), or make the softmax sharper
+    Distances of unit rows are at most 2, so the nearest negative weighs at most e² = 7.4 times as much as the farthest.
+    Among hundreds of negatives the hard ones then matter little, and similar classes are not separated. If so, do not
+    normalize the rows (`similarity=NegEuclidean(normalize=False)`), or use a sharper softmax
     (`pair=(Linear(scale=8.0), Linear(scale=8.0, margin=1.0))`).
 
     Args:
@@ -119,11 +120,11 @@ class MultiSimilarity(Recipe):
         alpha: α.
         beta: β.
         threshold: λ.
-        miner: the slack ε of its own miner, another miner, or None for no mining.
-        reduction: "mean" over anchors, those the miner emptied included.
+        miner: ε, the slack of `miners.MultiSimilarity`; or another miner; or None for no mining.
+        reduction: "mean" over anchors, including those whose pairs the miner has all removed.
 
     Relations: equals pytorch-metric-learning's loss with its miner (or without, for None). It is `DroKLGrouped` with an
-    unhinged loss, the zero member and two temperatures; with the hinge, as Qi et al. 2020 derives it, one gets two
+    unhinged loss, the zero member and two temperatures; with the hinge, as Qi et al. 2020 derives it, there are two
     thresholds λ ± m (docs/papers/qi-2020.md).
 
     >>> import torch, nearfar as nf
@@ -162,7 +163,7 @@ class HAP2S(Recipe):
 
         mean over anchors of  [ Σ_{P_i} p_j d_ij - Σ_{N_i} p_k d_ik + m ]₊,  p held constant
 
-    Qi et al. 2020, eq. 30; Yu et al..
+    Yu et al. 2018; Qi et al. 2020, eq. 30.
 
     Algebra: Linear x DetachedWeights(KL(γ)) x anchor_sign, joined by a hinge, on Euclidean distance of unit rows. The
     value is not the antiderivative of the gradient (`exact_gradient` is False).
@@ -173,7 +174,7 @@ class HAP2S(Recipe):
         weights: "exponential", or "polynomial": p ∝ (1+d)^a positive, (1+d)^{-2a} negative.
         power: a of the polynomial weights.
         reduction: "mean" over anchors.
-        similarity: `NegEuclidean` where none is given; `Cosine` for Qi et al.'s form.
+        similarity: `NegEuclidean` by default; `Cosine` gives the form of Qi et al. 2020.
 
     Relations: while its hinge is active, the gradient is that of `DroKLGrouped(gamma, zero="keep")` with a linear pair
     loss on the same similarity (Qi et al. 2020 drops the hinge; docs/papers/qi-2020.md).

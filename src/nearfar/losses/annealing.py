@@ -1,4 +1,4 @@
-"""`Anneal`: hard mining with a soft start: a group's weights move from uniform to all on the hardest pair."""
+"""`Anneal`: a schedule for hard mining, whose weights move from uniform to all on the hardest pair of a group."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Composed`: losses that are a product after a first step on the batch: proxies, one pair a class, a regularizer."""
+"""`Composed`: a `RobustLoss` on rows or pairs that are first computed from the batch, such as proxies."""
 
 from __future__ import annotations
 

@@ -27,8 +27,7 @@ class DroWorst(Recipe):
 
     Qi et al. 2020, section 3.1.
 
-    Algebra: pair x Worst x batch, on cosine. Sensitive to a single wrong label; `DroTopK` is its steadier neighbor.
-
+    Algebra: pair x Worst x batch, on cosine. A single wrong label can determine the value; `DroTopK` averages over K.
 
     Relations: `DroTopK(k=.5)` (one ordered pair), `DroKL(gamma→0)`, `DroChiSquare(rho≥n(n-1)/2)`.
 
@@ -55,12 +54,12 @@ class DroTopK(Recipe):
 
     Args:
         k: K, counted in unordered pairs as in the paper; may be fractional; above the number of pairs it means all.
-            With a reference it counts entries of the n x m matrix (pairs again where it holds the same samples by id).
-            A multiple of the batch size B, such as "8B", "0.5B" or "B/2", means the same at every batch size: B is the
-            number of query rows (n, whatever m is, ignored rows too), under `Distributed` those of all processes.
-            "8B" where neither k nor fraction is given: fewer cost points on photographs (docs/guides/which-loss.md).
+            With a reference it counts entries of the n x m matrix (or pairs, if its ids are those of the rows).
+            A multiple of the batch size B, such as "8B", "0.5B" or "B/2", adapts to it: B is the number n of query
+            rows, ignored ones included, and under `Distributed` that of all processes. The default is "8B", because
+            smaller K had a lower recall on photographs (docs/guides/which-loss.md).
         fraction: instead of k: the share of all pairs.
-        zero: "keep" or "drop" pairs without loss; it matters only where K exceeds the pairs with loss.
+        zero: "keep" or "drop" pairs without loss; this matters only if K exceeds the number of pairs with loss.
 
     Relations: k ≥ all pairs is the mean (`BinomialDeviance` with `Logistic`); k = ½ is `DroWorst`. The paper's printed
     domain y ∈ {0, 1} gives negative pairs no gradient; ±1 is meant (docs/papers/qi-2020.md).
@@ -96,8 +95,8 @@ class DroTopKPN(Recipe):
 
     DRO-TopK-PN of Qi et al. 2020, divided by K as text and code do.
 
-    Algebra: pair x TopK(K/2) per sign x balanced, on cosine. With fewer than K/2 positive pairs it takes all of them
-    and as many of the hardest negative ones, and the mean over the taken, as the authors' code does.
+    Algebra: pair x TopK(K/2) per sign x balanced, on cosine. If there are fewer than K/2 positive pairs, it is the mean
+    of all of them and equally many of the hardest negative pairs, as in the authors' code.
 
     Args:
         k: K in all, counted in unordered pairs; or a multiple of the batch size such as "8B", as in `DroTopK`.
@@ -135,9 +134,10 @@ class DroKL(Recipe):
     Args:
         gamma: γ; small is near the worst pair, large near the mean. The default was the best on photographs; the paper
             has .1 (docs/guides/which-loss.md).
-        samples: draw so many ordered pairs with replacement from p* and average their losses; the gradient is unbiased.
-        zero: "drop" leaves pairs without loss out, as the paper does; the value then jumps as pairs enter. "keep" does
-            not.
+        samples: average the losses of this many ordered pairs, drawn from p* with replacement, which gives an unbiased
+            gradient; None for all pairs.
+        zero: "drop" leaves pairs without loss out, as the paper does, so that the value jumps when a pair enters;
+            "keep" includes them.
 
     Relations: γ→0 is `DroWorst`, γ→∞ the mean.
 

@@ -8,7 +8,7 @@ from typing import Any, Literal, TypedDict
 from torch import Tensor, nn
 
 from nearfar._utils.checks import check_choice
-from nearfar._utils.shortcuts import Part, check_part
+from nearfar._utils.shortcuts import Part, check_part, version
 from nearfar.engines.plan import Plan, make_plan
 from nearfar.groups._groupings import (
     REDUCTIONS,
@@ -122,11 +122,11 @@ class CachedProduct:
     product: Product
     learned: bool
     plans: dict[tuple[int, int], tuple[Product, Plan]] = field(default_factory=dict)
-    """By number of part changes and rows: the product for such a batch, and its plan."""
+    """By version of the parts and rows: the product for such a batch, and its plan."""
 
     def plan(self, rows: int) -> tuple[Product, Plan]:
         """The product for a batch of `rows` rows, and its plan."""
-        key = Part.changes, rows
+        key = version(self.product.parts), rows
         if key not in self.plans:
             if len(self.plans) >= PLANS:
                 self.plans.clear()

@@ -32,9 +32,9 @@ class Contrastive(Recipe):
         pos_margin: m₊, the distance within which positive pairs cost nothing.
         neg_margin: m₋, the distance beyond which negative pairs cost nothing.
         power: 2 as in the paper, 1 as in pytorch-metric-learning.
-        reduction: "mean" over all pairs; "nonzero": the mean of the positive losses above zero plus that of the
-            negative.
-        miner: a miner; `miners.BalancedHard` makes it Can et al.'s contrastive-hard.
+        reduction: "mean" over all pairs; "nonzero": the mean of the positive losses above zero, plus the mean of the
+            negative losses above zero.
+        miner: a miner; with `miners.BalancedHard` the loss is contrastive-hard of Can et al. 2019.
 
     Relations: power=1 with reduction="nonzero" is pytorch-metric-learning's. A feasible embedding (Can et al. 2019,
     prop. 4.1) has zero loss only if its positive distance ε₊ is within m₊; the paper says so for any ε₊
@@ -74,13 +74,14 @@ class Margin(Recipe):
 
     Args:
         margin: m.
-        beta: β, the distance that parts positives from negatives; its starting value if learned.
-        learn: make β a parameter (give it an optimizer: `loss.parameters()`).
+        beta: β, the distance that separates positive from negative pairs; its initial value if learned.
+        learn: make β a parameter; pass `loss.parameters()` to an optimizer.
         reduction: "mean" over all pairs, or "nonzero": over the pairs with a loss above zero.
-        miner: a miner; the original draws pairs with `miners.DistanceWeighted`.
+        miner: a miner; the original paper draws pairs with `miners.DistanceWeighted`.
 
-    Relations: pytorch-metric-learning counts each positive pair once per negative pair of its anchor and the reverse;
-    with equal class sizes its value is that of a Relation weighted so (`nearfar.pml.losses.MarginLoss` does it).
+    Relations: pytorch-metric-learning counts each positive pair once per negative pair of its anchor, and each negative
+    pair once per positive pair. If all classes have the same size, a `Relation` with these counts as weights gives its
+    value; `nearfar.pml.losses.MarginLoss` does so.
 
     >>> import torch, nearfar as nf
     >>> embeddings = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0], [-1.0, 0.0]])

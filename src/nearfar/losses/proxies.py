@@ -37,7 +37,7 @@ def class_softmax(pair: Pairs) -> Factors:
 
 
 class Proxies(Composed, without=("miner",)):
-    """One learned vector per class. Pass `loss.parameters()` to an optimizer, or the proxies stay as they are.
+    """One learned vector per class. Pass `loss.parameters()` to an optimizer; otherwise the proxies are not trained.
 
     Args:
         classes: how many proxies.
@@ -95,8 +95,8 @@ class ProxyNCA(Proxies):
 
         mean over rows of  -log( e^{c·s_iy} / Σ_{all classes} e^{c·s_ik} ),  s = -|x - proxy|² of unit vectors
 
-    Algebra: Linear(c) x KL(1) x anchor_sign, one softplus per positive pair, rows against proxies; without the own
-    proxy in the denominator, the two sides are added.
+    Algebra: Linear(c) x KL(1) x anchor_sign, one softplus per positive pair, rows against proxies; with own=False the
+    two sides are added instead.
 
     Args:
         classes: how many proxies.

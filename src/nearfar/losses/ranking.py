@@ -62,9 +62,9 @@ class FastAP(Recipe):
     without positives are left out. Engines: "dense" and "tiled"; "fused" has no kernel for it and computes in strips.
 
     Args:
-        bins: how many steps of the histogram between the least and the largest score.
+        bins: the number of steps of the histogram between the smallest and the largest score.
         reduction: over anchors.
-        similarity: `Cosine` where none is given; of unit rows, whose scores have a range.
+        similarity: `Cosine` by default; it must normalize rows, so that the range of the scores is known.
 
     Relations: equals pytorch-metric-learning's default, for each power of its distance. `SmoothAP` ranks without bins.
 
@@ -94,12 +94,13 @@ class SmoothAP(Recipe):
     may have any sizes. Engines: "dense" and "tiled"; "fused" has no kernel for it and computes in strips.
 
     Args:
-        temperature: τ; as τ→0 the value is one less the average precision, and the gradient vanishes.
+        temperature: τ; as τ→0 the value approaches one minus the average precision, and the gradient vanishes.
         reduction: over anchors.
-        pair: the pair loss in place of `Sigmoid`; it must count half at 0.
+        pair: a pair loss to use instead of `Sigmoid`; its value at 0 must be ½.
 
-    Relations: with the batch as its own reference, where each row is a positive of itself, it is the authors' code, and
-    pytorch-metric-learning's where the rows come sorted, as many classes as rows of each (docs/start/from-pml.md).
+    Relations: with the batch as its own reference, so that each row is a positive of itself, it equals the authors'
+    code. It then equals pytorch-metric-learning's too if rows are sorted by class and there are as many classes as rows
+    of each (docs/start/from-pml.md).
 
     >>> import torch, nearfar as nf
     >>> embeddings = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0], [-1.0, 0.0]])

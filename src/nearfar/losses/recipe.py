@@ -18,8 +18,8 @@ class Recipe(RobustLoss, ABC, without=("over", "groups", "link", "reduction", "m
 
     Args:
         pair: the pair loss l(s, sign), or two of them (positive, negative), in place of the one that the loss makes.
-        similarity: scores between rows, in place of the usual ones of the loss.
-        miner: which pairs count (nearfar.miners); all of them where none is given.
+        similarity: scores between rows; None for the default of the loss.
+        miner: selects the pairs that count (nearfar.miners); None for all.
         engine: see `RobustLoss`.
     """
 

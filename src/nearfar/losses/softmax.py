@@ -59,16 +59,16 @@ class SupCon(Recipe):
 
         mean over anchors of  log Σ_{all k} e^{s_ik/τ} - mean_{P_i} s_ij/τ
 
-    Khosla et al..
+    Khosla et al. 2020.
 
-    Algebra: Linear(1/τ) x Mean on the positive side, Identity(1/τ) x KL(1) over everyone on the other, x anchor_sign,
-    added, on cosine. "Mean of logarithms" needs no special case: the logarithm of the denominator is the same for all.
+    Algebra: Linear(1/τ) x Mean for the positive pairs, Identity(1/τ) x KL(1) for all pairs, x anchor_sign, added, on
+    cosine. The mean of logarithms needs no link of its own: the denominator is the same for all positives of an anchor.
 
     Args:
         temperature: τ.
         reduction: "nonzero" leaves anchors without positives out, as pytorch-metric-learning does.
 
-    Relations: equals pytorch-metric-learning's default. With one positive an anchor it is `NTXent`.
+    Relations: equals pytorch-metric-learning's default. With one positive per anchor it is `NTXent`.
 
     >>> import torch, nearfar as nf
     >>> embeddings = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0], [-1.0, 0.0]])
@@ -97,7 +97,7 @@ class Circle(Recipe):
         mean over anchors of  log(1 + Σ_{P_i} e^{l_ij} · Σ_{N_i} e^{l_ik})
         l_ij = -γ·[1 + m - s_ij]₊·(s_ij - 1 + m),  l_ik = γ·[s_ik + m]₊·(s_ik - m)
 
-    Sun et al..
+    Sun et al. 2020.
 
     Algebra: CircleScore x KL(1) x anchor_sign, joined by softplus, on cosine. The pacing factors are held constant, so
     the gradient is not that of the value (`exact_gradient` is False).
@@ -137,8 +137,8 @@ class NCA(Recipe):
 
     Goldberger et al. 2004, who maximize the chance itself; the logarithm is its KL form.
 
-    Algebra: Identity(c) x KL(1) x anchor_sign, joined by `ShareLink`. The two log-sum-exps are subtracted, so that one
-    near positive is enough: positive pairs do not compete with each other, as they do in `SupCon`.
+    Algebra: Identity(c) x KL(1) x anchor_sign, joined by `ShareLink`. The two log-sum-exps are subtracted, so one near
+    positive is enough for a small loss; `SupCon` asks all positives of an anchor to be near.
 
     Args:
         scale: c.
@@ -164,7 +164,7 @@ class NCA(Recipe):
 
 
 class TupletMargin(Recipe):
-    """Tuplet margin: each positive against all negatives of its anchor, an angle of slack given to the positive.
+    """Tuplet margin: each positive against all negatives of its anchor, with an angle of slack for the positive.
 
         mean over positive pairs of  log(1 + Σ_{N_i} e^{c·(cos θ_ik - cos(θ_ij - m))})
 
@@ -204,14 +204,14 @@ class NPair(Composed):
 
         mean over classes of  log(1 + Σ_{c'≠c} e^{⟨a_c, p_c'⟩ - ⟨a_c, p_c⟩}) + λ·mean |x|²
 
-    Sohn; Can et al. 2019.
+    Sohn 2016; Can et al. 2019.
 
     Algebra: Linear x KL(1) x anchor_sign, one softplus per positive pair, on the raw dot product, over the rectangle of
-    one anchor (the class's first row) against one positive (its second) per class. Under a relation with
-    representatives these are the class vectors, and every other row is an anchor.
+    one anchor (the class's first row) against one positive (its second) per class. If the relation marks
+    representatives, these are the positives, and every other row is an anchor.
 
     Args:
-        l2: λ, the weight of the mean squared norm of the rows; raw products need it.
+        l2: λ, the weight of the mean squared norm of the rows, which keeps raw products bounded.
 
     Relations: with l2=0 and `Dot(normalize=True)` it is pytorch-metric-learning's default.
     `NTXent(similarity=Dot(), temperature=1)` uses every pair.

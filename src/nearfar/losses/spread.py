@@ -26,9 +26,9 @@ class SpreadFloor(Loss):
 
     U are the n rows, normalized. V is 0 if all rows are equal, and also if they form two opposite clusters. Clusters of
     equal size at right angles, h of them, have V = 1 - 1/h; random rows in d dimensions have 1 - 1/d; C classes as far
-    apart as possible (a simplex) have 1 - 1/(C-1)². Positive pairs count as well, so that no
-    labels are needed: with M of n rows in a class they reduce V by about (M-1)/(n-1). So a floor must lie below
-    1 - 1/d - (M-1)/(n-1); ½ does for d ≥ 3 and batches of six classes or more.
+    apart as possible (a simplex) have 1 - 1/(C-1)². V needs no labels, so positive pairs count too: with M of n rows in
+    each class they reduce V by about (M-1)/(n-1). So a floor must lie below 1 - 1/d - (M-1)/(n-1); ½ does for d ≥ 3 and
+    batches of six classes or more.
 
     At collapse, a hard-mining loss is bounded, and its gradient on two rows does not depend on their distance. This
     term is unbounded, and its gradient grows like one over the distance. Above the floor it is 0, which leaves the loss
@@ -36,8 +36,8 @@ class SpreadFloor(Loss):
 
     Args:
         loss: any loss of `nf.losses`.
-        floor: the smallest V that costs nothing, in (0, 1); with ½ two heaps at right angles just pass.
-        weight: of the barrier; below 1 the spread settles where loss and barrier balance, somewhat below the floor.
+        floor: the smallest V without a barrier, in (0, 1); two clusters at right angles have V = ½.
+        weight: factor of the barrier; below 1, training may settle at a V somewhat below the floor.
 
     Relations: above the floor it is `loss`, exactly, value and gradient.
 

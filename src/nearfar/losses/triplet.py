@@ -49,16 +49,17 @@ class Triplet(Recipe):
             batch (Xu et al. 2022).
         smooth: μ of the log-sum-exp smoothing (Jaffe 2020); 0 is the hinge. The value exceeds the hinge's by at most
             μ·log 2.
-        swap: judge a negative from the nearer end of the positive pair (not with "hard"; not with representatives).
-        reduction: "mean" over the triplets mined ("hard": over anchors), or "nonzero": over those above zero.
-        anneal: with "hard": begin soft, and be plain hard mining after so many calls of `step`, or as an `Anneal` says.
-            Before the first step it is KL(1) in place of Worst, nearly the mean; the trainer calls `step` after each
-            batch. Where plain hard mining collapses this need not (docs/guides/doctor.md).
-        similarity: `NegEuclidean` where none is given; Jaffe 2020 and Can et al. 2019 use `NegSquaredEuclidean`.
-        miner: a miner of pairs, before triplets are formed.
+        swap: take the distance of a negative to the nearer of anchor and positive (not with "hard", and not with
+            representatives).
+        reduction: "mean" over the mined triplets ("hard": over anchors), or "nonzero": over those above zero.
+        anneal: with "hard": start with soft weights, and reach plain hard mining after this many calls of `step`, or
+            follow an `Anneal`. Before the first step the set is KL(1) instead of Worst, which is close to the mean; the
+            trainer calls `step` after each batch. This can prevent a collapse (docs/guides/doctor.md).
+        similarity: `NegEuclidean` by default; Jaffe 2020 and Can et al. 2019 use `NegSquaredEuclidean`.
+        miner: selects pairs before triplets are formed.
 
     Relations: reduction="nonzero" is pytorch-metric-learning's, with its miner for the mining chosen. μ·softplus(x/μ)
-    is the KL(μ) set over {x, 0}. "hard" never exceeds "hardest". At the end of `anneal` it is the plain loss, exactly.
+    is the KL(μ) set over {x, 0}. "hard" never exceeds "hardest". After `anneal` has ended it equals plain hard mining.
 
     >>> import torch, nearfar as nf
     >>> embeddings = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0], [-1.0, 0.0]])

@@ -6,7 +6,8 @@ or column says so, if both are the same sample, or if its weight is 0.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -71,7 +72,7 @@ class Layout:
         return self._with(**found, weights=weights)
 
     def turn(self) -> Layout:
-        """The layout with rows and columns exchanged; samples must not be identified by their position among others."""
+        """The layout with rows and columns exchanged; not for `POSITION_THEN_ID`, which looks at the first columns."""
         both = ((name, getattr(self, name)) for name in ("labels", "flags", "ids", "weights"))
         return self._with(**{name: None if pair is None else pair[::-1] for name, pair in both})
 
@@ -246,28 +247,22 @@ class Sorted:
     weights: Both | None
     symmetric: bool
     size: int
-    _flat: list[Pairs | None] = field(default_factory=list)
 
     def take(self, share: slice | Tensor) -> Sorted:
         """The layout of some of the rows, which may occur several times."""
-        samples = None if self.samples is None else (self.samples[0][share], self.samples[1])
-        weights = None if self.weights is None else (self.weights[0][share], self.weights[1])
         rows = None if self.rows is None else self.rows[share]
-        return Sorted(
-            rows, self.cols, self.start[share], self.end[share], self.listed, samples, weights, False, self.size
-        )
+        start, end = self.start[share], self.end[share]
+        samples, weights = (None if x is None else (x[0][share], x[1]) for x in (self.samples, self.weights))
+        return replace(self, rows=rows, start=start, end=end, samples=samples, weights=weights, symmetric=False)
 
-    @property
+    @cached_property
     def flat(self) -> Pairs | None:
         """Start of each row's pairs that are not negative [n + 1], and these pairs as `list_own`; None if many."""
-        if not self._flat:
-            count = self.end - self.start
-            found: Pairs | None = None
-            if len(count) and int(count.amax()) * len(count) <= LISTED:
-                edges = torch.cat([count.new_zeros(1), count.cumsum(0)])
-                found = (edges, *list_own(self.start, self.end, self.listed, self.samples))
-            self._flat.append(found)
-        return self._flat[0]
+        count = self.end - self.start
+        if not len(count) or int(count.amax()) * len(count) > LISTED:
+            return None
+        edges = torch.cat([count.new_zeros(1), count.cumsum(0)])
+        return edges, *list_own(self.start, self.end, self.listed, self.samples)
 
     def narrow(self, most: int) -> Narrow | None:
         """The positive pairs of each row, gathered; None if, with padding, there are more than `most`."""

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nearfar._utils.process_group import ProcessGroup
 from nearfar._utils.tensors import centered, hidden, over, total, weighted
 from nearfar.sets.base import Fold, UncertaintySet
 from nearfar.sets.counts import Count, check_count, of_batch, unread
-from nearfar.sets.stream import Cap, Dual, Moments, Orders, Stream
+from nearfar.sets.stream import Cap, Dual, Moments, Orders, Stream, Sums
 from nearfar.similarity import root
 
 __all__ = ["ChiSquare"]
@@ -142,19 +141,15 @@ class _ChiSquareStream(Stream):
 
     over: ChiSquare
 
-    def _start(self) -> None:
-        self._moments = Moments(len(self.size), self.like)
-
-    def _add(self, l: Tensor, w: Tensor) -> None:
+    def _reduce(self, l: Tensor, w: Tensor) -> Sums:
         # ~(l < eta): NaN stays in the set and propagates
-        active = w * ~(l - self._top[:, None] < self._eta[:, None]) if self.sweep else w
-        self._moments.add(l, active)
+        return Moments.of(l, w * ~(l - self._top[:, None] < self._eta[:, None]) if self.sweep else w)
 
-    def _merge(self, ranks: ProcessGroup) -> None:
-        self._moments = self._moments.merge(ranks)
+    def _join(self, a: Sums, b: Sums) -> Sums:
+        return Moments(*a).join(Moments(*b))
 
-    def _turn(self) -> bool:
-        found = self._moments
+    def _turn(self, *sums: Tensor) -> bool:
+        found = Moments(*sums)
         if self.sweep == 1:
             self._top, self._eta = found.top.to(self.like.dtype), torch.full_like(self.size, -torch.inf)
         mean, least = found.mean(self._top), found.least - self._top
@@ -164,6 +159,3 @@ class _ChiSquareStream(Stream):
         duals = eta + self._top, torch.maximum(eta, least), mean, over(torch.ones_like(eta), found.size), slope
         self.dual = *(x.to(self.like.dtype) for x in duals), self._top
         return bool((eta > least).any())
-
-    def value(self) -> Tensor:
-        return self._narrow(self._value)

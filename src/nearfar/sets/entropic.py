@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from nearfar._utils.checks import check_positive
-from nearfar._utils.process_group import ProcessGroup
 from nearfar._utils.settings import Number
-from nearfar._utils.tensors import centered, hidden, log_of, over, weighted
+from nearfar._utils.tensors import centered, hidden, log_of, over, total, weighted
 from nearfar.sets.base import Fold, UncertaintySet
-from nearfar.sets.stream import Cap, Dual, Orders, Stream
+from nearfar.sets.stream import Cap, Dual, Orders, Stream, Sums
 
-__all__ = ["KL", "LOWEST", "KLStream", "gentle", "log_average", "log_mean", "log_partition"]
+__all__ = ["KL", "LOWEST", "gentle", "log_average", "log_mean", "log_partition"]
 
 LOWEST = {torch.float64: -600.0, torch.float32: -60.0}
 """Smallest exponents: exp of lower ones is subnormal, which is thirty times slower on a processor."""
@@ -98,8 +96,7 @@ class KL(UncertaintySet, swift=True):
         return replace(self, gamma=1.0) if self.gamma is unit else None
 
     def stream(self, groups: int, like: Tensor, orders: Orders = 1, cap: Cap | None = None) -> Stream:  # noqa: D102
-        gamma = cast("float", self.gamma)  # strips leave a learned γ to autograd
-        return KLStream(self, groups, like, orders, cap, gamma=gamma)
+        return _KLStream(self, groups, like, orders, cap)
 
     def _dual(self, l: Tensor, w: Tensor, mass: Tensor) -> Dual:
         top, z = centered(l, w, mass)
@@ -117,42 +114,33 @@ class KL(UncertaintySet, swift=True):
         return top + self.gamma * log_average(z, w, self.gamma, mass)
 
 
-class KLStream(Stream):
-    """Stream of `KL`: Σ w e^{(l - top)/γ} and Σ w (e^{(l - top)/γ} - 1), relative to the largest loss so far, `top`."""
+class _KLStream(Stream):
+    """Stream of `KL`: the largest loss `top`, Σ w e^{(l - top)/γ}, Σ w (e^{(l - top)/γ} - 1), and Σ w."""
 
-    def __init__(self, *args: Any, gamma: float) -> None:
-        super().__init__(*args)
-        self._gamma = gamma
+    over: KL
 
-    def _start(self) -> None:
-        self._top, self._sum = self.like.new_full(self.size.shape, -math.inf), torch.zeros_like(self.size)
-        self._rise = self._sum
-
-    def _add(self, l: Tensor, w: Tensor) -> None:
+    def _reduce(self, l: Tensor, w: Tensor) -> Sums:
         l = hidden(l, w)
-        z = (l - self._lift(torch.maximum(self._top, l.amax(dim=1)))[:, None]) / self._gamma
-        self._sum = self._sum + weighted(gentle(z), w).sum(dim=1)
-        self._rise = self._rise + weighted(torch.expm1(z), w).sum(dim=1)
+        top = l.amax(dim=1)
+        z = (l - torch.where(top == -math.inf, 0.0, top)[:, None]) / self.over.gamma
+        sums = (weighted(x, w).sum(dim=1).double() for x in (gentle(z), torch.expm1(z)))
+        return top, *sums, total(w, self.size)
 
-    def _merge(self, ranks: ProcessGroup) -> None:
-        self._lift(ranks.largest(self._top))
-        self._sum, self._rise = ranks.sum(torch.stack([self._sum, self._rise])).unbind()
+    def _join(self, a: Sums, b: Sums) -> Sums:
+        top = torch.maximum(a[0], b[0])
+        (norm, rise), (others, more) = (self._lift(x, top) for x in (a, b))
+        return top, norm + others, rise + more, a[3] + b[3]
 
-    def _lift(self, top: Tensor) -> Tensor:
-        """Make the sums relative to a new maximum [g]; returns it, or 0 for groups without members."""
-        level = torch.where(top == -math.inf, 0.0, top)
-        down = (self._top.double() - level.double()) / self._gamma
-        self._top, self._sum = top, self._sum * torch.exp(down)
-        self._rise = self._rise * torch.exp(down) + self.size * torch.expm1(down)
-        return level
+    def _lift(self, sums: Sums, top: Tensor) -> tuple[Tensor, Tensor]:
+        """The two sums relative to a larger maximum [g]."""
+        old, norm, rise, size = sums
+        down = (old.double() - torch.where(top == -math.inf, 0.0, top).double()) / self.over.gamma
+        return norm * torch.exp(down), rise * torch.exp(down) + size * torch.expm1(down)
 
-    def _turn(self) -> bool:
-        level = self._narrow(self._top)
-        self.dual = level + (self._gamma * log_of(self._sum)).to(level.dtype), level, self._sum.to(level.dtype)
+    def _turn(self, *sums: Tensor) -> bool:
+        top, norm, rise, _ = sums
+        level, dtype = torch.where(self.size == 0, 0.0, top), self.like.dtype
+        self.dual = level + (self.over.gamma * log_of(norm)).to(dtype), level, norm.to(dtype)
+        log = log_mean(norm.log(), rise, self.size) if self.over.normalized else norm.log()
+        self._value = top.double() + self.over.gamma * log
         return False
-
-    def value(self) -> Tensor:
-        """F [g]: γ·log of the mean, or of the sum, of e^{l/γ}."""
-        log = self._sum.log()
-        log = log_mean(log, self._rise, self.size) if self.over.normalized else log
-        return self._narrow(self._top.double() + self._gamma * log)

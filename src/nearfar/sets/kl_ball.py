@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 
 from nearfar._utils.checks import check_positive
-from nearfar._utils.process_group import ProcessGroup
 from nearfar._utils.tensors import centered, hidden, over, readable, weighted
 from nearfar.sets.base import UncertaintySet
 from nearfar.sets.entropic import gentle, log_average, log_mean, log_partition
 from nearfar.sets.linear import Worst
-from nearfar.sets.stream import Cap, Dual, Moments, Orders, Stream
+from nearfar.sets.stream import Cap, Dual, Moments, Orders, Stream, Sums
 
 __all__ = ["KLBall"]
 
@@ -49,9 +48,7 @@ class KLBall(UncertaintySet, swift=True):
 
     def _search(self, l: Tensor, w: Tensor) -> _Search:
         """The temperatures of the groups, found by `_Search`."""
-        found = Moments(len(l), l)
-        found.add(l, w)
-        search = _Search(self.rho, found)
+        search = _Search(self.rho, Moments.of(l, w))
         for _ in range(60):
             done = search.step(search.sums(l, w))
             if readable(l) and bool(done.all()):
@@ -154,32 +151,21 @@ class _KLBallStream(Stream):
 
     over: KLBall
 
-    def _start(self) -> None:
-        self._sums, self._moments = self.size.new_zeros(4, len(self.size)), Moments(len(self.size), self.like)
+    def _reduce(self, l: Tensor, w: Tensor) -> Sums:
+        return (self._search.sums(l, w),) if self.sweep else Moments.of(l, w)
 
-    def _add(self, l: Tensor, w: Tensor) -> None:
-        if self.sweep:
-            self._sums += self._search.sums(l, w)
-        else:
-            self._moments.add(l, w)
+    def _join(self, a: Sums, b: Sums) -> Sums:
+        return super()._join(a, b) if self.sweep else Moments(*a).join(Moments(*b))
 
-    def _merge(self, ranks: ProcessGroup) -> None:
-        if self.sweep:
-            self._sums = ranks.sum(self._sums)
-        else:
-            self._moments = self._moments.merge(ranks)
-
-    def _turn(self) -> bool:
+    def _turn(self, *sums: Tensor) -> bool:
         if self.sweep == 1:
-            self._search = _Search(self.over.rho, self._moments)
-            done = self._search.still
+            search = self._search = _Search(self.over.rho, Moments(*sums))
+            done = search.still
         else:
-            done = self._search.step(self._sums)
-        self.dual = self._search.dual(self.like.dtype)
+            search = self._search
+            done = search.step(*sums)
+        self.dual = search.dual(self.like.dtype)
+        even = torch.where(search.flat, search.found.mean(search.level), 0.0)
+        self._value = search.level + torch.where(search.still, even, search.gamma * (search.rho + search.log))
         # the last sweep must use the final γ
         return not bool(done.all()) and self.sweep < 100
-
-    def value(self) -> Tensor:
-        search = self._search
-        even = torch.where(search.flat, search.found.mean(search.level), 0.0)
-        return self._narrow(search.level + torch.where(search.still, even, search.gamma * (search.rho + search.log)))

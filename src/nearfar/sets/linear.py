@@ -7,10 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nearfar._utils.process_group import ProcessGroup
 from nearfar._utils.tensors import hidden, over, total, weighted
 from nearfar.sets.base import Fold, UncertaintySet
-from nearfar.sets.stream import Cap, Dual, Orders, Stream
+from nearfar.sets.stream import Cap, Dual, Orders, Stream, Sums
 
 __all__ = ["Mean", "Worst"]
 
@@ -50,21 +49,12 @@ class Mean(UncertaintySet, swift=True):
 class _MeanStream(Stream):
     """Stream of `Mean`: Σ wl."""
 
-    def _start(self) -> None:
-        self._sum = torch.zeros_like(self.size)
+    def _reduce(self, l: Tensor, w: Tensor) -> Sums:
+        return (weighted(l, w).sum(dim=1, dtype=torch.float64),)
 
-    def _add(self, l: Tensor, w: Tensor) -> None:
-        self._sum += weighted(l, w).sum(dim=1, dtype=torch.float64)
-
-    def _merge(self, ranks: ProcessGroup) -> None:
-        self._sum = ranks.sum(self._sum)
-
-    def _turn(self) -> bool:
-        self.dual = (self.size.to(self.like.dtype),)
+    def _turn(self, *sums: Tensor) -> bool:
+        self.dual, self._value = (self.size.to(self.like.dtype),), over(sums[0], self.size)
         return False
-
-    def value(self) -> Tensor:
-        return self._narrow(over(self._sum, self.size))
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,21 +96,16 @@ class Worst(UncertaintySet, swift=True):
 
 
 class _WorstStream(Stream):
-    """Stream of `Worst`: the largest loss so far, and the measure of the members tied at it."""
+    """Stream of `Worst`: the largest loss, and the measure of the members tied at it."""
 
-    def _start(self) -> None:
-        self._top, self._ties = self.like.new_full(self.size.shape, -torch.inf), torch.zeros_like(self.size)
+    def _reduce(self, l: Tensor, w: Tensor) -> Sums:
+        top = hidden(l, w).amax(dim=1)
+        return top, total(w * (l == top[:, None]), self.size)
 
-    def _add(self, l: Tensor, w: Tensor) -> None:
-        top = torch.maximum(self._top, hidden(l, w).amax(dim=1))
-        self._ties = torch.where(top > self._top, 0.0, self._ties) + total(w * (l == top[:, None]), self._ties)
-        self._top = top
+    def _join(self, a: Sums, b: Sums) -> Sums:
+        top = torch.maximum(a[0], b[0])
+        return top, torch.where(a[0] == top, a[1], 0.0) + torch.where(b[0] == top, b[1], 0.0)
 
-    def _merge(self, ranks: ProcessGroup) -> None:
-        top = ranks.largest(self._top)
-        self._ties = ranks.sum(torch.where(self._top == top, self._ties, 0.0))
-        self._top = top
-
-    def _turn(self) -> bool:
-        self.dual = self._top, self._ties.to(self.like.dtype)
+    def _turn(self, *sums: Tensor) -> bool:
+        self.dual = sums[0], sums[1].to(self.like.dtype)
         return False

@@ -16,7 +16,8 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any
+from functools import reduce
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,19 +26,21 @@ from torch.nn.functional import pad
 from nearfar._utils.process_group import ALONE, ProcessGroup
 from nearfar._utils.tensors import hidden, over, total, weighted
 
-__all__ = ["Cap", "Collected", "Dual", "Moments", "Orders", "Stream"]
+__all__ = ["Cap", "Collected", "Dual", "Moments", "Orders", "Stream", "Sums"]
 
 Orders = Tensor | int
 Cap = Callable[[], Tensor]
 """Returns the upper limit [g] on the measure that carries weight; called at the end of a sweep."""
 Dual = tuple[Tensor, ...]
 """Dual variables, tensors [g]; the first is the one that `explain` shows."""
+Sums = tuple[Tensor, ...]
+"""What a stream keeps of the chunks of a sweep; see `Stream._reduce`."""
 
 
 class Stream(ABC):
     """Base class: reduces g groups whose members arrive chunk by chunk, in one or more sweeps over all chunks.
 
-    A subclass implements `_start`, `_add`, `_merge` and `_turn`, and overrides `value` or `_weights` if needed.
+    A subclass implements `_reduce` and `_turn`, and `_join` if its sums are not simply added.
 
     Args:
         over: the set, an `UncertaintySet`.
@@ -48,7 +51,7 @@ class Stream(ABC):
 
     Attributes:
         sweep: number of sweeps that have ended.
-        size: [g] measure of the members; grows with each chunk of the first sweep, and is merged after `_merge`.
+        size: [g] measure of the members; grows with each chunk of the first sweep, and is merged at its end.
         dual: the set's dual variables, from which its `_weights` computes p*.
     """
 
@@ -57,41 +60,43 @@ class Stream(ABC):
     ranks: ProcessGroup = ALONE
     """The processes that hold other members of the same groups."""
     dual: Dual = ()
+    _value: Tensor | None = None
+    """F [g], if it is not the first dual variable."""
 
     def __init__(self, over: Any, groups: int, like: Tensor, orders: Orders = 1, cap: Cap | None = None) -> None:
         self.over, self.like, self.sweep = over, like, 0
         self.size = torch.zeros(groups, dtype=torch.float64, device=like.device)
-        self._orders, self._cap, self._fresh = orders, cap, True
+        self._orders, self._cap = orders, cap
+        self._sums: Sums = ()
 
     def add(self, losses: Tensor, measure: Tensor) -> None:
         """Add a chunk [g, c] of members."""
         l, w = self.over._members(losses, measure)
-        if self.over.zero_member and not (self._fresh and self.ranks.rank == 0):
+        if self.over.zero_member and (self._sums or self.ranks.rank > 0):
             l, w = l[:, :-1], w[:, :-1]  # the zero member counts once
-        if self._fresh:
-            self._fresh = False
-            self._start()
-        self._add(l, w)
+        found = self._reduce(l, w)
+        self._sums = self._join(self._sums, found) if self._sums else found
         if not self.sweep:
             self.size += total(w, self.size)
 
     def turn(self) -> bool:
         """End a sweep, merge over processes, and return whether another sweep is needed."""
         if self.ranks.world > 1:
-            self._merge(self.ranks)
+            self._sums = reduce(self._join, zip(*(self.ranks.gather(x) for x in self._sums), strict=True))
             self.size = self.size if self.sweep else self.ranks.sum(self.size)
-        self._fresh = True
         self.sweep += 1
-        return self._turn()
+        sums, self._sums = self._sums, ()
+        return self._turn(*sums)
 
     def value(self) -> Tensor:
         """Worst-case value F [g], after the last sweep; not available if it is `constant`."""
-        return self._narrow(self.dual[0])
+        found = self.dual[0] if self._value is None else self._value
+        return torch.where(self.size == 0, 0.0, found).to(self.like.dtype)
 
     def weights(self, losses: Tensor, measure: Tensor) -> Tensor:
         """Weights p* [g, c] of a chunk, after the last sweep."""
         l, w = (x[:, : losses.shape[1]] for x in self.over._members(losses, measure))  # without the zero member
-        return self._weights(l, w)
+        return self.over._weights(l, w, self.dual)  # type: ignore[no-any-return]
 
     def held(self, losses: Tensor, measure: Tensor) -> Tensor:
         """Weighted sum Σ p*l [g] of a chunk, after the last sweep, with p* held constant."""
@@ -107,29 +112,17 @@ class Stream(ABC):
         cap = None if self._cap is None else self._cap()
         return self.over._limit(self.size.to(self.like.dtype), self._orders, cap)  # type: ignore[no-any-return]
 
-    def _narrow(self, x: Tensor) -> Tensor:
-        """Cast a result [g] to the dtype of the losses, with 0 for empty groups."""
-        return torch.where(self.size == 0, 0.0, x).to(self.like.dtype)
+    @abstractmethod
+    def _reduce(self, l: Tensor, w: Tensor) -> Sums:
+        """What is kept of a chunk in this sweep, such as sums [g]; absent members have l = 0 and w = 0."""
+
+    def _join(self, a: Sums, b: Sums) -> Sums:
+        """Combine what is kept of two sets of members."""
+        return tuple(x + y for x, y in zip(a, b, strict=True))
 
     @abstractmethod
-    def _start(self) -> None:
-        """Reset the accumulators at the beginning of a sweep."""
-
-    @abstractmethod
-    def _add(self, l: Tensor, w: Tensor) -> None:
-        """Accumulate a chunk; absent members have l = 0 and w = 0."""
-
-    @abstractmethod
-    def _merge(self, ranks: ProcessGroup) -> None:
-        """Merge the accumulators of all processes."""
-
-    def _turn(self) -> bool:
-        """Update the solution after a sweep; returns whether another sweep is needed."""
-        return False
-
-    def _weights(self, l: Tensor, w: Tensor) -> Tensor:
-        """Weights p* [g, c] of a prepared chunk, elementwise."""
-        return self.over._weights(l, w, self.dual)  # type: ignore[no-any-return]
+    def _turn(self, *sums: Tensor) -> bool:
+        """Solve with what is kept of all members: set `dual`, and return whether another sweep is needed."""
 
 
 class Collected(Stream):
@@ -145,32 +138,20 @@ class Collected(Stream):
         self._next = self._count = 0
 
     def add(self, losses: Tensor, measure: Tensor) -> None:  # noqa: D102
-        self._add(*self._present(losses.detach(), measure))
-
-    def _present(self, losses: Tensor, measure: Tensor) -> tuple[Tensor, Tensor]:
-        """The members that are present; only for a single group, which needs no padding."""
-        if len(losses) > 1:
-            return losses, measure
-        there = measure[0] > 0
-        return losses[:, there], measure[:, there]
-
-    def _start(self) -> None: ...
-
-    def _add(self, l: Tensor, w: Tensor) -> None:
+        l, w = losses.detach(), measure
+        if len(l) == 1:  # one group needs no padding
+            l, w = (x[:, measure[0] > 0] for x in (l, w))
         self._starts.append(self._count)
         self._count += l.shape[1]
         self._chunks.append((l, w))
 
-    def _merge(self, ranks: ProcessGroup) -> None:
+    def turn(self) -> bool:  # noqa: D102
         l, w = (torch.cat(x, dim=1) for x in zip(*self._chunks, strict=True))
-        most = int(ranks.largest(torch.tensor(l.shape[1], device=l.device)))
-        wider = (0, most - l.shape[1])
-        l, w = (ranks.gather(pad(x.to(l.dtype), wider)) for x in (l, w))
-        self._chunks = list(zip(l, w, strict=True))
-        self._starts = [start + most * ranks.rank for start in self._starts]
-
-    def _turn(self) -> bool:
-        l, w = (torch.cat(x, dim=1) for x in zip(*self._chunks, strict=True))
+        if self.ranks.world > 1:
+            most = int(self.ranks.largest(torch.tensor(l.shape[1], device=l.device)))
+            wider = (0, most - l.shape[1])
+            l, w = (torch.cat(list(self.ranks.gather(pad(x.to(l.dtype), wider))), dim=1) for x in (l, w))
+            self._starts = [start + most * self.ranks.rank for start in self._starts]
         if l.shape[1] == 0:  # no members: add an absent one, so that every reduction is defined
             l, w = pad(l, (0, 1)), pad(w, (0, 1))
         limit: dict[str, Any] = {"orders": self._orders, "cap": None if self._cap is None else self._cap()}
@@ -185,6 +166,7 @@ class Collected(Stream):
         return False
 
     def value(self) -> Tensor:  # noqa: D102
+        assert self._value is not None  # noqa: S101 - set by `turn`
         return self._value
 
     def taken(self) -> Tensor:  # noqa: D102
@@ -199,52 +181,52 @@ class Collected(Stream):
         p[:, there] = self._p[:, start : start + int(there.sum())]
         return p
 
+    def _reduce(self, l: Tensor, w: Tensor) -> Sums:
+        return ()
 
-class Moments:
-    """Running moments of g groups, relative to one of the members, so that the energy of equal members is exactly 0.
+    def _turn(self, *sums: Tensor) -> bool:
+        return False
 
-    Attributes:
-        size: [g] Σ w; float64, like all moments.
-        energy: [g] Σ w(l - mean)².
-        top: [g] largest member.
-        ties: [g] measure of the members equal to it.
-        least: [g] smallest member.
-    """
 
-    def __init__(self, groups: int, like: Tensor) -> None:
-        self.size = self.energy = self.ties = self._start = self._mean = like.new_zeros(groups, dtype=torch.float64)
-        self.top, self.least = self.size - math.inf, self.size + math.inf
+class Moments(NamedTuple):
+    """Moments of g groups, float64, about one of the members, so that the energy of equal members is exactly 0."""
+
+    size: Tensor
+    """[g] Σ w."""
+    energy: Tensor
+    """[g] Σ w(l - mean)²."""
+    top: Tensor
+    """[g] largest member."""
+    ties: Tensor
+    """[g] measure of the members equal to it."""
+    least: Tensor
+    """[g] smallest member."""
+    start: Tensor
+    """[g] the member about which the mean is taken."""
+    about: Tensor
+    """[g] mean minus `start`."""
+
+    @classmethod
+    def of(cls, l: Tensor, w: Tensor) -> Moments:
+        """The moments of members l [g, c]."""
+        l = l.double()
+        top = hidden(l, w).amax(dim=1)
+        apart = hidden(l - top[:, None], w, 0.0)
+        size, ties = total(w, l), total(w * (apart == 0), l)
+        mean = over(weighted(apart, w).sum(dim=1), size)
+        energy = weighted((apart - mean[:, None]) ** 2, w).sum(dim=1)
+        return cls(size, energy, top, ties, hidden(l, w, math.inf).amin(dim=1), top, mean)
 
     def mean(self, level: Tensor) -> Tensor:
         """Mean minus `level` [g], without cancellation if the level is a member close to the others."""
-        return self._start - level + self._mean
+        return self.start - level + self.about
 
-    def add(self, l: Tensor, w: Tensor) -> None:
-        """Add a chunk [g, c]."""
-        size, l = total(w, self.size), l.double()
-        top = hidden(l, w).amax(dim=1)
-        about = hidden(l - top[:, None], w, 0.0)
-        mean = over(weighted(about, w).sum(dim=1), size)
-        energy = weighted((about - mean[:, None]) ** 2, w).sum(dim=1)
-        least, ties = hidden(l, w, math.inf).amin(dim=1), total(w * (about == 0), size)
-        self._join(size, energy, ties, top, mean, top, least)
-
-    def merge(self, ranks: ProcessGroup) -> Moments:
-        """The moments of the members of all processes; the same on each."""
-        mine = (self.size, self.energy, self.ties, self._start, self._mean, self.top, self.least)
-        found = Moments(len(self.size), self.size)
-        for each in ranks.gather(torch.stack(mine)):
-            found._join(*each)
-        return found
-
-    def _join(
-        self, size: Tensor, energy: Tensor, ties: Tensor, start: Tensor, mean: Tensor, top: Tensor, least: Tensor
-    ) -> None:
-        """Merge the moments of other members, whose mean is relative to `start`."""
-        self._start = torch.where(self.size == 0, start, self._start)
-        apart = torch.where(size == 0, 0.0, start - self._start + mean - self._mean)
-        both = self.size + size
-        self.energy = self.energy + energy + apart * apart * over(self.size * size, both)
-        self._mean, self.size = self._mean + apart * over(size, both), both
-        before, self.top, self.least = self.top, torch.maximum(self.top, top), torch.minimum(self.least, least)
-        self.ties = torch.where(before == self.top, self.ties, 0.0) + torch.where(top == self.top, ties, 0.0)
+    def join(self, other: Moments) -> Moments:
+        """The moments of the members of both."""
+        start, both = torch.where(self.size == 0, other.start, self.start), self.size + other.size
+        about = torch.where(self.size == 0, 0.0, self.about)
+        apart = torch.where(other.size == 0, 0.0, other.start - start + other.about - about)
+        energy = self.energy + other.energy + apart * apart * over(self.size * other.size, both)
+        top, least = torch.maximum(self.top, other.top), torch.minimum(self.least, other.least)
+        ties = sum(torch.where(x.top == top, x.ties, 0.0) for x in (self, other))
+        return Moments(both, energy, top, ties, least, start, about + apart * over(other.size, both))  # type: ignore[arg-type]

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from nearfar._utils.process_group import ProcessGroup
 from nearfar._utils.tensors import hidden, over, readable, total
 from nearfar.sets.base import Fold, UncertaintySet
 from nearfar.sets.counts import Count, amount, check_amount, of_batch
-from nearfar.sets.stream import Cap, Dual, Orders, Stream
+from nearfar.sets.stream import Cap, Dual, Orders, Stream, Sums
 
 __all__ = ["TopK", "Trimmed"]
 
@@ -115,7 +115,7 @@ class Trimmed(UncertaintySet, swift=True):
         return _RankedStream(self, groups, like, orders, cap)
 
     def _limit(self, size: Tensor, orders: Orders, cap: Tensor | None) -> Tensor:
-        """[g, 2]: the measure T + K up to the last member with weight, and T, the measure that is left out."""
+        """Measure T + K of the largest members up to the last one with weight, and T of those left out, [g, 2]."""
         top = amount("Trimmed", "top", self.top, self.top_fraction, size, orders)
         k = amount("Trimmed", "k", self.k, self.fraction, size, orders)
         return torch.stack([torch.minimum(top + (k if cap is None else torch.minimum(k, cap)), size), top], dim=1)
@@ -167,19 +167,16 @@ class _RankedStream(Stream):
 
     constant = True
     _prefix: Tensor | None = None
+    """The digits found so far; None in the first sweep."""
 
-    def _ends(self) -> Tensor:
-        """Measure [ends·g] up to each end: for `Trimmed`, T + K and T."""
-        return self._mass().reshape(len(self.size), -1).T.reshape(-1)
-
-    def _start(self) -> None:
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
         self._width, self._bits = 16 if len(self.size) == 1 else 8, torch.finfo(self.like.dtype).bits
-        self._counts = self.size.new_zeros(len(self._ends()), 2**self._width)
-        if not self.sweep:
-            self._shift, self._above = self._bits - self._width, torch.zeros_like(self._counts[:, 0])
+        self._shift, self._above = self._bits - self._width, torch.zeros_like(self.size[:1])
 
-    def _add(self, l: Tensor, w: Tensor) -> None:
-        l, w = (x.repeat(len(self._counts) // len(x), 1) for x in (l, w))
+    def _reduce(self, l: Tensor, w: Tensor) -> Sums:
+        ends = 1 if self._prefix is None else len(self._prefix) // len(l)
+        l, w = (x.repeat(ends, 1) for x in (l, w))
         # -0.0 + 0.0 = 0.0: equal losses have equal bits
         key = self._flip((l + 0.0).view(torch.int64 if self._bits == 64 else torch.int32)) >> self._shift
         if self._prefix is None:
@@ -188,24 +185,24 @@ class _RankedStream(Stream):
             w, digit = w * (key >> self._width == self._prefix[:, None]), key & (2**self._width - 1)
         if len(l) == 1 and w.dtype == torch.bool and readable(l):  # a third of the time, but would synchronize a GPU
             chosen = torch.where(w, digit, 2**self._width)[0]
-            self._counts[0] += torch.bincount(chosen, minlength=2**self._width + 1)[:-1]
-        else:
-            self._counts.scatter_add_(1, digit.long(), w.to(torch.float64))
+            return (torch.bincount(chosen, minlength=2**self._width + 1)[None, :-1].double(),)
+        counts = self.size.new_zeros(len(l), 2**self._width)
+        return (counts.scatter_add_(1, digit.long(), w.to(torch.float64)),)
 
     def _flip(self, key: Tensor) -> Tensor:
         """Map float bits to integers of the same order, or back: flips all bits but the sign of negative numbers."""
         return torch.bitwise_xor(key, (key >> (self._bits - 1)) & (2 ** (self._bits - 1) - 1))
 
-    def _merge(self, ranks: ProcessGroup) -> None:
-        self._counts = ranks.sum(self._counts)
-
-    def _turn(self) -> bool:
+    def _turn(self, *sums: Tensor) -> bool:
         """Find the next digit; after the last one, set the dual variables."""
-        k, tail = self._ends(), self._counts.flip(1).cumsum(dim=1).flip(1)
+        # the measure up to each end, [ends·g]: for `Trimmed`, T + K and T
+        k = self._mass().reshape(len(self.size), -1).T.reshape(-1)
+        counts = sums[0].repeat(len(k) // len(sums[0]), 1)
+        tail = counts.flip(1).cumsum(dim=1).flip(1)
         # rounding may put k above the total measure
         wanted = torch.minimum(k.to(torch.float64) * (1 - 1e-12), self._above + tail[:, 0])
         digit = ((self._above[:, None] + tail >= wanted[:, None]).sum(dim=1, keepdim=True) - 1).clamp_min(0)
-        ties = self._counts.gather(1, digit)[:, 0]
+        ties = counts.gather(1, digit)[:, 0]
         self._above = self._above + tail.gather(1, digit)[:, 0] - ties
         digit = digit[:, 0]
         self._prefix = digit - 2 ** (self._width - 1) if self._prefix is None else (self._prefix << self._width) | digit

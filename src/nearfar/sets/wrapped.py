@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -13,8 +12,8 @@ from nearfar._utils.shortcuts import check_part
 from nearfar._utils.tensors import hidden, over, total, weighted
 from nearfar.sets.base import Fold, UncertaintySet
 from nearfar.sets.counts import changed
-from nearfar.sets.entropic import KL, KLStream
-from nearfar.sets.stream import Cap, Dual, Orders, Stream
+from nearfar.sets.entropic import KL
+from nearfar.sets.stream import Dual, Orders
 
 __all__ = ["CalibratedKL", "DetachedWeights", "PowerWeights", "Sampled", "draw"]
 
@@ -64,13 +63,6 @@ class DetachedWeights(_Wrapped, swift=True):
     def fold(self) -> Fold | None:  # noqa: D102
         found = None if (self.of.zero, self.of.zero_member) != (self.zero, self.zero_member) else self.of.fold()
         return None if found is None else replace(found, held=True)
-
-    def stream(self, groups: int, like: Tensor, orders: Orders = 1, cap: Cap | None = None) -> Stream:  # noqa: D102
-        zero: Literal["keep", "drop"] = "drop" if "drop" in (self.zero, self.of.zero) else "keep"
-        both = replace(self.of, zero=zero, zero_member=self.zero_member or self.of.zero_member)
-        stream = both.stream(groups, like, orders, cap)
-        stream.constant = True
-        return stream
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,9 +130,6 @@ class PowerWeights(UncertaintySet, swift=True):
 
     exact_gradient = False
 
-    def stream(self, groups: int, like: Tensor, orders: Orders = 1, cap: Cap | None = None) -> Stream:  # noqa: D102
-        return _PowerStream(self, groups, like, orders, cap, gamma=1.0)
-
     def _dual(self, l: Tensor, w: Tensor, mass: Tensor) -> Dual:
         return SOFTMAX._dual(self._height(l), w, mass)
 
@@ -150,16 +139,6 @@ class PowerWeights(UncertaintySet, swift=True):
     def _height(self, l: Tensor) -> Tensor:
         """Logarithm of the power, b·log(1 + l/a), whose softmax gives the weights."""
         return self.power * torch.log1p(l / self.shift)
-
-
-class _PowerStream(KLStream):
-    """Stream of `PowerWeights`: the softmax weights of b·log(1 + l/a)."""
-
-    over: PowerWeights
-    constant = True
-
-    def _add(self, l: Tensor, w: Tensor) -> None:
-        super()._add(self.over._height(l), w)
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from nearfar._utils.extras import need
+from nearfar._utils.process_group import gather_objects
 
 T = TypeVar("T")
 
@@ -164,10 +165,7 @@ def _check_environment(variables: Mapping[str, str]) -> None:
 
 def _compare(counts: dict[str, Count]) -> None:
     """Raise an error on every process of the group if the counts of one differ."""
-    everyone: list[Any] = [counts] * (counts["torch.distributed"][0] or 1)
-    if len(everyone) > 1:
-        dist.all_gather_object(everyone, counts)
-    for rank, theirs in enumerate(everyone):
+    for rank, theirs in enumerate(gather_objects("train", counts)):
         if not have_same_count(theirs.values()):
             words = ", ".join(
                 f"{name} counts " + ("nothing" if size is None else f"{size} (rank {'unknown' if at is None else at})")
