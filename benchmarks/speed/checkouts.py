@@ -24,7 +24,10 @@ SMALL = 256
 """Rows up to which PML is measured too."""
 WORKER = """
 import sys, time, torch
-from nearfar.bench import subjects
+try:
+    from nearfar.bench import _subjects as subjects
+except ImportError:  # an older checkout
+    from nearfar.bench import subjects
 torch.set_num_threads(1)
 torch.manual_seed(0)
 steps = {}

@@ -155,7 +155,7 @@ def test_few_rows(tmp_path, capfd, n, kind):
 KILLED = """
 import os, sys
 import faiss
-from nearfar.evaluation import disk_build
+from nearfar.evaluation import _disk_build as disk_build
 faiss.omp_set_num_threads(1)
 from tests.evaluation.test_disk_index import vectors
 step, after, kind, folder = sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4]
