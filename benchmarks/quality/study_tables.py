@@ -221,11 +221,11 @@ def _dro_summary(found: Found) -> list[str]:
 
 def _claims(studies: Sequence[Found]) -> str:
     rows: dict[str, list[str]] = {}
-    for found in studies:
+    for place, found in enumerate(studies):
         for each in found["claims"]:
             step = each["difference"]
             text = "-" if step is None else f"{format_spread(step, sign=True)} ({VERDICTS[step['verdict']]})"
-            rows.setdefault(each["claim"], []).append(text)
+            rows.setdefault(each["claim"], ["-"] * len(studies))[place] = text
     return markdown(("claim", *(found["data"] for found in studies)), [(claim, *row) for claim, row in rows.items()])
 
 

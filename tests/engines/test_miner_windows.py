@@ -33,7 +33,7 @@ def windowed(miner, relation, pairs):
     product = nf.losses.Contrastive(miner=miner, similarity=pairs.similarity).product
     call = OperatorCall(product, relation.sorted_layout(), pairs.rows, pairs.rows, None, 4, ALONE)
     spec, _ = call.spec(product.negative, "negative", high=call.high)
-    work, kept = Strips(spec, call.rows, None, call.pairs, call.floor), torch.zeros_like(pairs.scores)
+    work, kept = Strips(spec, call.rows, None, None, None, call.floor, call.pairs), torch.zeros_like(pairs.scores)
     for tile in work.tiles():
         mine, theirs = work.keep(work.scores(tile), tile)
         kept[tile.rows, tile.cols] = mine

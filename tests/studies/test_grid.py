@@ -58,6 +58,23 @@ def test_a_line_tells_the_run(vectors, tmp_path):
     assert "path" not in line["config"]["data"]
 
 
+def test_the_best_checkpoint_is_the_one_of_the_papers_protocol(vectors, tmp_path):
+    """It has the scores with which a run under that protocol ends; the last step's are those of a plain run."""
+    base = trial(vectors, loss="Margin")
+    longer = replace(base.config.training, steps=12, evaluate_every=12, checkpoint_every=12)
+    rate = replace(base.config.optimizer, lr=0.3)
+    plain = replace(base, config=replace(base.config, training=longer, optimizer=rate))
+    often = replace(longer, evaluate_every=3, protocol="paper")
+    paper = replace(plain, config=replace(plain.config, training=often))
+    last, found, wanted = map(grid.attempt, (plain, replace(plain, checkpoints=4), paper))
+    own = {name: value for name, value in found["scores"].items() if not name.startswith("best_")}
+    assert own == last["scores"]
+    best = {name.removeprefix("best_"): value for name, value in found["scores"].items() if name.startswith("best_")}
+    assert best.pop("step") in (3, 6, 9, 12)
+    assert best == wanted["scores"]
+    assert best["recall@1"] >= own["recall@1"]
+
+
 def test_what_is_done_is_not_done_again(vectors, tmp_path, monkeypatch):
     file = tmp_path / "runs.jsonl"
     trials = [trial(vectors, seed) for seed in range(3)]

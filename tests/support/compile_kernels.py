@@ -55,8 +55,8 @@ class Caught:
         return "i32" if isinstance(value, int) else "fp32"
 
 
-def work(kind: torch.dtype, given: int = 0, **more) -> cuda.Kernels:
-    """Rows and, with `given` vectors, columns of their own."""
+def work(kind: torch.dtype, given: int = 0, vectors=(), score=None, **more) -> cuda.Kernels:
+    """Rows and, with `given` vectors, columns of their own; `vectors` of the operator."""
     square = not given
     count = ROWS if square else COLS
     pairs = [torch.zeros(x, dtype=torch.int32) for x in (ROWS, count)]
@@ -65,9 +65,8 @@ def work(kind: torch.dtype, given: int = 0, **more) -> cuda.Kernels:
     floor = torch.zeros(ROWS) if given else None
     offset = torch.zeros(()) if given else None
     spec = Spec(1.0, 0.0, given=given, dtype=LOW.index(kind), **more)
-    return cuda.Kernels(
-        spec, torch.zeros(ROWS, WIDTH), None if square else torch.zeros(COLS, WIDTH), pairs, floor, offset
-    )
+    cols = None if square else torch.zeros(COLS, WIDTH)
+    return cuda.Kernels(spec, torch.zeros(ROWS, WIDTH), cols, offset, score, floor, [*pairs, *vectors])
 
 
 def main() -> None:
@@ -78,22 +77,26 @@ def main() -> None:
     numbers, near = torch.ones(ROWS), torch.ones(ROWS, 3)
     work(torch.bfloat16, itself=1, half=1).fold()
     work(torch.bfloat16, itself=1, half=1, sums=1).fold()
+    work(torch.bfloat16, half=1, shape=1, drop=1, keep=1, sums=3).fold()
     every = {"itself": 3, "similarity": 2, "power": 3.0, "drop": 1, "sums": 2, "flat": 1, "held": 1}
     work(torch.float32, 7, shape=1, side=2, **every).fold()
-    work(torch.float16, 7, shape=2, **every).weigh(numbers, numbers, numbers, numbers)
-    work(torch.bfloat16, half=1, sums=1).weigh(numbers, numbers, numbers, numbers)
+    saved = [numbers] * 4
+    work(torch.float16, 7, saved, shape=2, **every).weigh()
+    work(torch.bfloat16, 0, [numbers, numbers, numbers[:0], numbers], half=1, sums=1).weigh()
+    work(torch.bfloat16, 0, saved, half=1, shape=1, drop=1, sums=3).weigh()
     work(torch.float32, 7, shape=3, itself=2, similarity=1).hardest()
     work(torch.bfloat16, half=1).hardest()
-    work(torch.bfloat16, itself=1, shape=1, similarity=2).triplets(near, near.long(), near)
-    work(torch.bfloat16, 7, itself=2, shape=2, band=1, drop=1).weigh_triplets(near, near.long(), near, numbers)
+    place = near.long()
+    work(torch.bfloat16, 0, [place, near], near, itself=1, shape=1, similarity=2).fold()
+    work(torch.bfloat16, 7, [place, near, *saved], near, itself=2, shape=2, band=1, drop=1).weigh()
     above = work(torch.bfloat16, half=2)
     (strip,) = above.strips(2**20, half=True)
     into = torch.zeros(2, dtype=torch.int32), torch.zeros(9, dtype=torch.int64), torch.zeros(9, dtype=torch.int64)
     above.collect(strip, torch.zeros(()), torch.zeros(strip.tall, strip.wide), into, (9, 9))
-    rows, place = torch.zeros(ROWS, WIDTH), torch.zeros(ROWS, 3, dtype=torch.int64)
-    for rest, far in (([], False), ([rows, rows], True)):
-        cuda.near(rows, rows.clone(), place, rest, far)
-        cuda.near_back(rows, rows.clone(), place, near, rest, far)
+    rows = torch.zeros(ROWS, WIDTH)
+    for rest, far in (([], 0), ([rows, rows], 1)):
+        work(torch.float32, 0, [place, *rest], similarity=far).near()
+        work(torch.float32, 0, [place, *rest, near, near], similarity=far).weigh_near()
 
 
 if __name__ == "__main__":

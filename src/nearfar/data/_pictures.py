@@ -175,7 +175,11 @@ class Pictures:
 
 
 def others_of_class(labels: Labels, index: int) -> Labels:
-    """The indices of the other samples of a class, those after `index` first."""
+    """The indices of the other samples of a class, those after `index` first.
+
+    >>> others_of_class(np.array([5, 7, 5, 7, 5]), 2).tolist()
+    [4, 0]
+    """
     same = np.flatnonzero(labels == labels[index])
     return np.concatenate([same[same > index], same[same < index]])
 

@@ -167,16 +167,21 @@ def _small_expm1(z, e):
 
 
 @triton.jit
-def _reduce(l, there, rm, rn, n, m, RW, CW, seen, INTO, at, size, level, per_gamma, WEIGHTS: tl.constexpr,
+def _reduce(l, there, rm, rn, n, m, RW, CW, seen, INTO, at, size, level, per_gamma, about, WEIGHTS: tl.constexpr,
             EXP: tl.constexpr, FLAT: tl.constexpr, HOLD: tl.constexpr, SIZED: tl.constexpr, COUNTED: tl.constexpr,
             AXIS: tl.constexpr):  # fmt: skip
     """Reduce a tile along its columns (AXIS 1) or rows (0): see `fold`."""
-    rise: tl.constexpr = 1 + (EXP == 2)
+    rise: tl.constexpr = 1 + (EXP == 2) + 2 * (EXP == 3)
     held: tl.constexpr = rise + FLAT
     sized: tl.constexpr = held + HOLD
     counted: tl.constexpr = sized + SIZED
     if EXP == 0:
         x = l
+    elif EXP == 3:
+        x = l - about
+        more = _measured(x * x, rm, rn, n, m, RW, CW, WEIGHTS)
+        tl.store(INTO + size + at, tl.sum(tl.where(there, more, 0.0), AXIS))
+        tl.store(INTO + 2 * size + at, tl.min(tl.where(there, l, float("inf")), AXIS))
     else:
         if EXP == 2:
             top = tl.max(tl.where(there, l, float("-inf")), AXIS)
@@ -201,19 +206,20 @@ def _reduce(l, there, rm, rn, n, m, RW, CW, seen, INTO, at, size, level, per_gam
 
 
 @triton.jit
-def fold(X, Y, NX, NY, RY, CY, RF, CF, RI, CI, RW, CW, FLOOR, OFFSET, ROWS, COLS,
-         n, m, r0, c0, H, W, a, b, k, scale, center, power, high, level, per_gamma,
+def fold(X, Y, NX, NY, RY, CY, RF, CF, RI, CI, RW, CW, FLOOR, OFFSET, LIVE, ROWS, COLS,
+         n, m, r0, c0, H, W, a, b, k, scale, center, power, high, level, per_gamma, about,
          D: tl.constexpr, SIM: tl.constexpr, PREC: tl.constexpr, SHAPE: tl.constexpr, POWER: tl.constexpr,
          ITSELF: tl.constexpr, FLAGS: tl.constexpr, WEIGHTS: tl.constexpr, EVEN: tl.constexpr, SIDE: tl.constexpr,
          LEARNED: tl.constexpr, MINED: tl.constexpr, HALF: tl.constexpr, DROP: tl.constexpr, EXP: tl.constexpr,
-         FLAT: tl.constexpr, HOLD: tl.constexpr, SIZED: tl.constexpr, COUNTED: tl.constexpr, BM: tl.constexpr,
-         BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr):  # fmt: skip
+         FLAT: tl.constexpr, HOLD: tl.constexpr, SIZED: tl.constexpr, COUNTED: tl.constexpr, MARK: tl.constexpr,
+         BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr):  # fmt: skip
     """Write the state of each row of a strip (H rows from r0, W columns from c0) for each tile: ROWS [states, W/BN, H].
 
     States: Σ w·l (EXP 0), or Σ w·e^z with z = (l - level)/γ (EXP 1); EXP 2 uses the tile's largest loss as level, and
-    writes it next. Then Σ w·(e^z - 1) if FLAT; Σ w·z·e^z if HOLD; Σ w if SIZED; the number of pairs, whatever their
-    loss, if COUNTED. HALF: the tile also stands for its transpose, whose states go into COLS [states, H/BM, W]; tiles
-    below the diagonal are skipped.
+    writes it next; EXP 3 writes Σ w·(l - about), Σ w·(l - about)² and the least loss of the pairs above the level. Then
+    Σ w·(e^z - 1) if FLAT; Σ w·z·e^z if HOLD; Σ w if SIZED; the number of pairs, whatever their loss, if COUNTED. HALF:
+    the tile also stands for its transpose, whose states go into COLS [states, H/BM, W]; tiles below the diagonal are
+    skipped. MARK: also write whether any pair of the tile has a weight and a slope into LIVE, by tiles of the matrix.
     """
     i, j = _spot(H // BM, W // BN, GROUP)
     if (HALF == 0) | (c0 + j * BN >= r0 + i * BM):
@@ -227,16 +233,16 @@ def fold(X, Y, NX, NY, RY, CY, RF, CF, RI, CI, RW, CW, FLOOR, OFFSET, ROWS, COLS
         if COUNTED & (SIDE == 2):  # with both sides, only the negative pairs are counted
             seen = _members(rm, rn, n, m, RY, CY, RF, CF, RI, CI, RW, CW, ITSELF, FLAGS, WEIGHTS, EVEN, 0)
         l = _loss(s, a, b, scale, center, power, SHAPE, POWER)
-        if DROP:
-            there = there & ((l <= 0.0) == 0)
+        there = _counted(there, l, level, DROP, EXP)
         at = (j * H + i * BM + tl.arange(0, BM)).to(tl.int64)
         size = (W // BN).to(tl.int64) * H
         mine, counted = there, seen
         if MINED:
             kept = _mined(s, rm, n, FLOOR, high, 1)
             mine, counted = there & kept, seen & kept
-        _reduce(l, mine, rm, rn, n, m, RW, CW, counted, ROWS, at, size, level, per_gamma, WEIGHTS, EXP, FLAT, HOLD,
-                SIZED, COUNTED, 1)  # fmt: skip
+        live = _any(mine, l, SHAPE, MARK)
+        _reduce(l, mine, rm, rn, n, m, RW, CW, counted, ROWS, at, size, level, per_gamma, about, WEIGHTS, EXP, FLAT,
+                HOLD, SIZED, COUNTED, 1)  # fmt: skip
         if HALF:  # noqa: SIM102 - known when the kernel is compiled
             if c0 + j * BN > r0 + i * BM:  # a tile on the diagonal already holds both orders
                 at = i.to(tl.int64) * W + j * BN + tl.arange(0, BN)
@@ -245,8 +251,39 @@ def fold(X, Y, NX, NY, RY, CY, RF, CF, RI, CI, RW, CW, FLOOR, OFFSET, ROWS, COLS
                 if MINED:
                     kept = _mined(s, rn, n, FLOOR, high, 0)
                     mine, counted = there & kept, seen & kept
-                _reduce(l, mine, rm, rn, n, m, RW, CW, counted, COLS, at, size, level, per_gamma, WEIGHTS, EXP, FLAT,
-                        HOLD, SIZED, COUNTED, 0)  # fmt: skip
+                    if MARK:
+                        live = tl.maximum(live, _any(mine, l, SHAPE, MARK))
+                _reduce(l, mine, rm, rn, n, m, RW, CW, counted, COLS, at, size, level, per_gamma, about, WEIGHTS, EXP,
+                        FLAT, HOLD, SIZED, COUNTED, 0)  # fmt: skip
+        if MARK:
+            tl.store(LIVE + _tile(r0, c0, i, j, m, BM, BN), live)
+
+
+@triton.jit
+def _counted(there, l, level, DROP: tl.constexpr, EXP: tl.constexpr):
+    """Mask of the pairs that count by their loss l."""
+    if DROP:
+        there = there & ((l <= 0.0) == 0)
+    if EXP == 3:
+        there = there & (l > level)
+    return there
+
+
+@triton.jit
+def _any(there, l, SHAPE: tl.constexpr, MARK: tl.constexpr):
+    """1 if a pair of the tile has a weight and a slope, else 0."""
+    live = 1.0
+    if MARK:
+        if SHAPE == 1:
+            there = there & ((l == 0.0) == 0)
+        live = tl.max(tl.max(there.to(tl.float32), 1), 0)
+    return live
+
+
+@triton.jit
+def _tile(r0, c0, i, j, m, BM: tl.constexpr, BN: tl.constexpr):
+    """Index of a tile of a strip among the tiles of the matrix."""
+    return (r0 // BM + i).to(tl.int64) * tl.cdiv(m, BN) + c0 // BN + j
 
 
 @triton.jit
@@ -291,30 +328,34 @@ def hardest(X, Y, NX, NY, RY, CY, RF, CF, RI, CI, RW, CW, FLOOR, OFFSET, TOPS, P
 
 
 @triton.jit
-def weigh(X, Y, NX, NY, RY, CY, RF, CF, RI, CI, RW, CW, FLOOR, OFFSET, LEVEL, COEF, G, ROWS, COLS, LEARN,
-          n, m, r0, c0, H, W, a, b, k, scale, center, power, high, level, per_gamma,
+def weigh(X, Y, NX, NY, RY, CY, RF, CF, RI, CI, RW, CW, FLOOR, OFFSET, LIVE, LEVEL, COEF, G, ROWS, COLS, LEARN,
+          n, m, r0, c0, H, W, a, b, k, scale, center, power, high, level, per_gamma, about, first, second,
           D: tl.constexpr, SIM: tl.constexpr, PREC: tl.constexpr, SHAPE: tl.constexpr, POWER: tl.constexpr,
           ITSELF: tl.constexpr, FLAGS: tl.constexpr, WEIGHTS: tl.constexpr, EVEN: tl.constexpr, SIDE: tl.constexpr,
           LEARNED: tl.constexpr, MINED: tl.constexpr, HALF: tl.constexpr, DROP: tl.constexpr, EXP: tl.constexpr,
-          FAR: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr):  # fmt: skip
+          FAR: tl.constexpr, MARK: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+          GROUP: tl.constexpr):  # fmt: skip
     """Compute a tile of G = dF/d⟨x, y⟩ for a strip of H rows from r0 and W columns from c0.
 
     HALF: a pair stands for both of its orders, except in a tile on the diagonal, which holds both. FAR: also write
-    the row and column sums of G, by tiles, into ROWS [W/BN, H] and COLS [H/BM, W]. LEARN: also Σ dF/dl·dl/ds.
+    the row and column sums of G, by tiles, into ROWS [W/BN, H] and COLS [H/BM, W]. LEARN: also Σ dF/dl·dl/ds. MARK:
+    tiles that are 0 in LIVE, and those below the diagonal, are 0: only that is written.
     """
     i, j = _spot(H // BM, W // BN, GROUP)
     rows = i * BM + tl.arange(0, BM)
     cols = j * BN + tl.arange(0, BN)
     out = G + rows[:, None].to(tl.int64) * W + cols[None, :]
-    if (HALF == 0) | (c0 + j * BN >= r0 + i * BM):
+    live = (HALF == 0) | (c0 + j * BN >= r0 + i * BM)
+    if MARK:
+        live = live & (tl.load(LIVE + _tile(r0, c0, i, j, m, BM, BN)) > 0.0)
+    if live:
         rm, rn = r0 + rows, c0 + cols
         if LEARNED:
             b += k * tl.load(OFFSET)
         s, by_dot = _scores(X, Y, NX, NY, rm, rn, D, SIM, PREC, BK)
         there = _members(rm, rn, n, m, RY, CY, RF, CF, RI, CI, RW, CW, ITSELF, FLAGS, WEIGHTS, EVEN, SIDE)
         l = _loss(s, a, b, scale, center, power, SHAPE, POWER)
-        if DROP & (SHAPE != 1):  # a hinge with loss 0 has slope 0
-            there = there & ((l <= 0.0) == 0)
+        there = _counted(there, l, level, DROP & (SHAPE != 1), EXP)  # a hinge with loss 0 has slope 0
         p = _weight(l, s, rm, n, 1.0, LEVEL, COEF, FLOOR, high, per_gamma, EXP, MINED, 1)
         if HALF:
             # a tile on the diagonal holds both orders, whose scores may differ in the last digit: each gets the weight
@@ -323,6 +364,8 @@ def weigh(X, Y, NX, NY, RY, CY, RF, CF, RI, CI, RW, CW, FLOOR, OFFSET, LEVEL, CO
             p += _weight(l, s, rn, n, part, LEVEL, COEF, FLOOR, high, per_gamma, EXP, MINED, 0)
         if EXP == 1:
             p = p * tl.exp2((l - level) * (per_gamma * LOG2E))
+        if EXP == 3:
+            p = p * (first + second * (l - about))
         p = _measured(p * _slope(s, a, b, scale, power, SHAPE, POWER), rm, rn, n, m, RW, CW, WEIGHTS)
         if LEARNED:
             tl.store(LEARN + (j * H + rows).to(tl.int64), tl.sum(tl.where(there, p, 0.0), 1))

@@ -246,8 +246,8 @@ def _worth(engine: str, call: Any, relation: Relation, product: Product) -> bool
 def _pairs(relation: Relation, product: Product) -> int:
     """The number of pairs, scaled by what they cost the dense engine relative to the operators."""
     n, m = relation.shape
-    if relation.device.type != "cuda":  # without symmetry, operators compute each score twice
-        return n * m if relation.square else n * m // 2
+    if relation.device.type != "cuda":
+        return n * m
     return n * m * DEAR.get(product.groups.scope or "", 4 if product.wants_columns else 1)
 
 

@@ -10,10 +10,11 @@ from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from nearfar._utils.tensors import over
 from nearfar.engines.launch import Launch, Strip, on_device
-from nearfar.engines.spec import BELOW_TOP, LOSSES
+from nearfar.engines.spec import AROUND, BELOW_TOP, LOSSES, MOMENTS, POWER
 
 __all__ = ["Kernels"]
 
@@ -35,38 +36,52 @@ class Kernels(Launch):
     """One call of an operator; takes the arguments of `Launch`."""
 
     def fold(self) -> list[Tensor]:
-        """t, Σ w, number of members, level, Σ w·e^z and Σ p·l of each row, all float64; without gradients."""
+        """Fold the rows, or their triplets if scores of positives are given; without gradients."""
+        if self.score is not None:
+            return self._triplets()
         from nearfar.engines._kernels import fold
 
         spec, states = self.spec, States(self)
+        live = self._live()
         for strip in self.strips(STATES * self.blocks["BM"] // (2 * states.number), half=bool(spec.half)):
             rows, cols = states.empty(strip)
             self.start(
-                fold, strip, rows, cols, self.n, self.m, *strip.where, *self.numbers(), spec.high, spec.level,
-                1 / spec.gamma, SIDE=spec.side, MINED=int(self.floor is not None), HALF=spec.half, DROP=spec.drop,
-                EXP=spec.sums, **states.kept,
+                fold, strip, live, rows, cols, self.n, self.m, *strip.where, *self.numbers(), spec.high, spec.level,
+                1 / spec.gamma, spec.about, SIDE=spec.side, MINED=int(self.floor is not None), HALF=spec.half,
+                DROP=spec.drop, EXP=spec.sums, MARK=int(len(live) > 0), **states.kept,
             )  # fmt: skip
             states.add(rows, strip.r0)
             if spec.half:
                 states.add(cols, strip.c0)
-        none = self.empty(0)
-        return [*states.totals(), none, none, none]
+        return [*states.totals(), self.empty(0), live, self.empty(0), self.empty(0)]
 
-    def weigh(self, level: Tensor, norm: Tensor, pull: Tensor, kept: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _live(self) -> Tensor:
+        """By tiles of the matrix, whether any of their weights is not 0; empty if that is not worth knowing."""
+        spec = self.spec
+        sparse = self.floor is not None or spec.drop or spec.shape == POWER
+        tall, wide = -(-self.n // self.blocks["BM"]), -(-self.m // self.blocks["BN"])
+        return self.empty(tall * wide * int(sparse and spec.keep)).zero_()
+
+    def weigh(self) -> tuple[Tensor, Tensor, Tensor]:
         """Gradients of rows, columns and offset, from dF/dt [n] and the level and norm of the weights."""
+        if self.score is not None:
+            return self._weigh_triplets()
         from nearfar.engines._kernels import weigh
 
+        level, norm, live, pull = self.more
         spec, unit = self.spec, self._unit(pull)
         level = level.float().contiguous()
+        norm = torch.ones_like(norm) if spec.sums == MOMENTS else norm
         coef = torch.where(norm == 0, 0.0, pull / unit / torch.where(norm == 0, 1.0, norm)).float().contiguous()
         learned = self.rows.new_zeros((), dtype=torch.float64)
         gradients = KernelGradients(self)
         for strip in self.strips(STRIP, half=bool(spec.half), least=TALL):
-            g, rows, cols = gradients.empty(strip)
+            g, rows, cols = gradients.empty(strip, zero=bool(spec.half or len(live)))
             learn = self.empty(strip.wide, strip.high if self.offset is not None else 0).zero_()
             self.start(
-                weigh, strip, level, coef, g, rows, cols, learn, self.n, self.m, *strip.where, *self.numbers(),
-                spec.high, spec.level, 1 / spec.gamma, SIDE=spec.side, MINED=int(self.floor is not None),
+                weigh, strip, live, level, coef, g, rows, cols, learn, self.n, self.m, *strip.where, *self.numbers(),
+                spec.high, spec.level, 1 / spec.gamma, spec.about, spec.first, spec.second, MARK=int(len(live) > 0),
+                SIDE=spec.side, MINED=int(self.floor is not None),
                 HALF=spec.half, DROP=spec.drop, EXP=spec.sums, FAR=int(self.far),
             )  # fmt: skip
             gradients.add(strip, g, rows, cols)
@@ -140,12 +155,11 @@ class Kernels(Launch):
             SIDE=self.spec.side, HALF=self.spec.half,
         )  # fmt: skip
 
-    def triplets(self, near: Tensor, place: Tensor, real: Tensor) -> list[Tensor]:
-        """Σ l, Σ w and number of negatives of each row, and Σ dl/ds [n, P] of each positive; without gradients."""
+    def _triplets(self) -> list[Tensor]:
+        """Fold the triplets of each row."""
         from nearfar.engines._kernels_triplets import fold_triplets
 
-        spec, many = self.spec, near.shape[1]
-        scores, real, step = pad_steps(near, real)
+        spec, (scores, real, step) = self.spec, self._steps()
         found = self.empty(scores.shape[1] + 3, len(self.x), dtype=torch.float64)
         for strip in self.strips(STATES * self.blocks["BM"] // len(found), half=False):
             states = self.empty(len(found), strip.wide, strip.high)
@@ -154,26 +168,67 @@ class Kernels(Launch):
                 *self.numbers(), spec.low, spec.high, BAND=spec.band, DROP=spec.drop, STEP=step,
             )  # fmt: skip
             found[:, strip.r0 : strip.r0 + strip.high] = states.sum(dim=1, dtype=torch.float64)
-        found, none = found[: 3 + many, : self.n], self.empty(0)
-        pulls = found[3:].T.to(torch.float32).contiguous()
-        return [found[0].clone(), found[1].clone(), found[2].clone(), pulls, none, none]
+        first, pulls = found[:3, : self.n], found[3 : 3 + self.more[0].shape[1], : self.n].T.float().contiguous()
+        none = [torch.zeros_like(x) for x in first]
+        return [*(x.clone() for x in first), *none, pulls, *(self.empty(0) for _ in range(3))]
 
-    def weigh_triplets(self, near: Tensor, place: Tensor, real: Tensor, pull: Tensor) -> tuple[Tensor, Tensor]:
+    def _weigh_triplets(self) -> tuple[Tensor, Tensor, Tensor]:
         """Gradients of rows and columns with respect to the scores of negatives."""
         from nearfar.engines._kernels_triplets import weigh_triplets
 
+        pull = self.more[-1]
         spec, unit, gradients = self.spec, self._unit(pull), KernelGradients(self)
-        coef = (pull / unit).float().contiguous()
-        scores, real, step = pad_steps(near, real)
+        coef, (scores, real, step) = (pull / unit).float().contiguous(), self._steps()
         for strip in self.strips(STRIP, half=False, least=TALL):
-            g, rows, cols = gradients.empty(strip)
+            g, rows, cols = gradients.empty(strip, zero=False)
             self.start(
                 weigh_triplets, strip, scores, real, coef, g, rows, cols, self.n, self.m, scores.shape[1],
                 *strip.where, *self.numbers(), spec.low, spec.high, BAND=spec.band, DROP=spec.drop,
                 FAR=int(self.far), STEP=step,
             )  # fmt: skip
             gradients.add(strip, g, rows, cols)
-        return gradients.found(unit)
+        return *gradients.found(unit), self.rows.new_zeros(())
+
+    def _steps(self) -> tuple[Tensor, Tensor, int]:
+        """Scores and measures [n, P] of positives in float32, padded to whole steps, and the positives per step."""
+        assert self.score is not None  # noqa: S101 - called for triplets alone
+        step = min(STEP, self.score.shape[1])
+        both = (x.detach().float() for x in (self.score, self.more[1]))
+        near, real = (pad(x, (0, -x.shape[1] % step)).contiguous() for x in both)
+        return near, real, step
+
+    def near(self) -> Tensor:
+        """Products or squared distances [n, P] of each row and its columns `place`, without a tensor [n, P, d]."""
+        from nearfar.engines._kernels_pairs import near
+
+        place, *rest = self.more
+        found, (given, more) = self.rows.new_empty(place.shape), self._single(rest)
+        with on_device(self.rows):
+            near[(-(-self.n // PAIRS["BM"]),)](
+                *given, place.contiguous(), found, self.n, place.shape[1], self.rows.shape[1], **more
+            )
+        return found
+
+    def weigh_near(self) -> tuple[Tensor, Tensor]:
+        """Gradients of rows and columns (empty if the columns are the rows), given those of the outputs of `near`."""
+        from nearfar.engines._kernels_pairs import near_back
+
+        place, *rest, _, slope = self.more
+        given, more = self._single(rest)
+        by_row = torch.zeros_like(self.rows)
+        by_col = by_row if self.square else torch.zeros_like(self.cols)
+        width, grid = self.rows.shape[1], [-(-size // PAIRS[x]) for size, x in zip(self.rows.shape, PAIRS, strict=True)]
+        with on_device(self.rows):
+            near_back[tuple(grid)](
+                *given, place.contiguous(), slope.contiguous(), by_row, by_col, self.n, place.shape[1], width, **more
+            )
+        return by_row, self.rows.new_empty(0) if self.square else by_col
+
+    def _single(self, rest: list[Tensor]) -> tuple[list[Tensor], dict[str, int]]:
+        """Rows and columns, their float32 remainders, and the choices of the kernels of single pairs."""
+        both = [self.rows.contiguous(), self.cols.contiguous()]
+        lost = [x.contiguous() for x in (rest[0], rest[-1])] if rest else both
+        return [*both, *lost], {"FAR": int(self.far), "REST": int(bool(rest)), **PAIRS}
 
     def _unit(self, pull: Tensor) -> Tensor:
         """A power of two to divide these numbers by, so that their products keep their digits in 16 bits."""
@@ -183,70 +238,27 @@ class Kernels(Launch):
         return torch.where(most == 0, 1.0, torch.exp2(most.log2().ceil()))
 
 
-def near(rows: Tensor, cols: Tensor | None, place: Tensor, rest: Sequence[Tensor], far: bool) -> Tensor:
-    """Products or squared distances [n, P] of each row and its columns `place`, without a tensor [n, P, d]."""
-    from nearfar.engines._kernels_pairs import near as kernel
-
-    found, given, more = rows.new_empty(place.shape), *_pairs(rows, cols, rest)
-    with on_device(rows):
-        kernel[(-(-len(rows) // 16),)](
-            *given, place.contiguous(), found, len(rows), place.shape[1], rows.shape[1], FAR=int(far), **more
-        )
-    return found
-
-
-def near_back(
-    rows: Tensor, cols: Tensor | None, place: Tensor, slope: Tensor, rest: Sequence[Tensor], far: bool
-) -> tuple[Tensor, Tensor]:
-    """Gradients of rows and columns (empty if the columns are the rows), given those of the outputs of `near`."""
-    from nearfar.engines._kernels_pairs import near_back as kernel
-
-    given, more = _pairs(rows, cols, rest)
-    by_row = rows.new_zeros(rows.shape)
-    by_col = by_row if cols is None else cols.new_zeros(cols.shape)
-    (n, width), grid = rows.shape, (-(-len(rows) // 16), -(-rows.shape[1] // 64))
-    with on_device(rows):
-        kernel[grid](
-            *given, place.contiguous(), slope.contiguous(), by_row, by_col, n, place.shape[1], width, FAR=int(far),
-            **more,
-        )  # fmt: skip
-    return by_row, rows.new_empty(0) if cols is None else by_col
-
-
-def _pairs(rows: Tensor, cols: Tensor | None, rest: Sequence[Tensor]) -> tuple[list[Tensor], dict[str, int]]:
-    """Rows and columns, their float32 remainders, and the kernel's compile-time choices."""
-    both = [rows.contiguous(), (rows if cols is None else cols).contiguous()]
-    lost = [x.contiguous() for x in (rest[0], rest[-1])] if rest else both
-    return [*both, *lost], {"REST": int(bool(rest)), **PAIRS}
-
-
-def pad_steps(scores: Tensor, real: Tensor) -> tuple[Tensor, Tensor, int]:
-    """Scores and measures [n, P] of positives in float32, padded to whole steps, and the positives per step."""
-    step = min(STEP, scores.shape[1])
-    more = (0, -scores.shape[1] % step)
-    first, second = (torch.nn.functional.pad(x.detach().float(), more).contiguous() for x in (scores, real))
-    return first, second, step
-
-
 class States:
     """Accumulated states [states, n] of all rows, float64; see the kernel `fold` for the list of states."""
 
     def __init__(self, work: Kernels) -> None:
         spec = work.spec
-        self.work, self.tops = work, spec.sums == BELOW_TOP
+        self.work, self.tops, self.moments = work, spec.sums == BELOW_TOP, spec.sums == MOMENTS
         self.kept = {
-            "FLAT": int(spec.sums != LOSSES and spec.flat),
-            "HOLD": int(spec.sums != LOSSES and spec.held),
-            "SIZED": int(spec.drop or work.counted),
+            "FLAT": int(spec.sums in (AROUND, BELOW_TOP) and spec.flat),
+            "HOLD": int(spec.sums in (AROUND, BELOW_TOP) and spec.held),
+            "SIZED": int(spec.drop or self.moments or work.counted),
             "COUNTED": int(work.counted),
         }
-        self.number = 1 + self.tops + sum(self.kept.values())
+        self.number = 1 + self.tops + 2 * self.moments + sum(self.kept.values())
         self.found = self._nothing(work.empty(self.number, len(work.x), dtype=torch.float64))
 
     def _nothing(self, state: Tensor) -> Tensor:
         state.zero_()
         if self.tops:
             state[1].fill_(-torch.inf)
+        if self.moments:
+            state[2].fill_(torch.inf)
         return state
 
     def empty(self, strip: Strip) -> tuple[Tensor, Tensor]:
@@ -261,7 +273,10 @@ class States:
         """Merge the states [states, tiles, rows] of the rows from `first` on into the accumulated ones."""
         here = self.found[:, first : first + state.shape[2]]
         if not self.tops:
+            least = torch.minimum(here[2], state[2].amin(dim=0)) if self.moments else None
             here += state.sum(dim=1, dtype=torch.float64)
+            if least is not None:
+                here[2] = least
             return
         every = torch.cat([here[:, None], state.double()], dim=1)
         top = every[1].amax(dim=0)
@@ -282,10 +297,13 @@ class States:
         work, spec = self.work, self.work.spec
         found = [x[: work.n].clone() for x in self.found]  # the outputs of an operator must not share memory
         size, seen = (found[-2], found[-1]) if work.counted else work.members()
-        size = found[-1] if spec.drop and not work.counted else size
+        size = found[-1] if self.kept["SIZED"] and not work.counted else size
         if spec.sums == LOSSES:
             sums = found[0]
             return sums, size, seen, torch.zeros_like(sums), torch.ones_like(sums), torch.zeros_like(sums)
+        if self.moments:
+            total, second, least = found[:3]
+            return spec.first * total + 0.5 * spec.second * second, size, seen, least, total, second
         empty = size == 0
         norm, place = found[0], 1 + self.tops
         level = torch.where(empty, 0.0, found[1]) if self.tops else torch.full_like(norm, spec.level)
@@ -312,13 +330,13 @@ class KernelGradients:
         self.row_sums = work.empty(len(work.x) if self.far else 0).zero_()
         self.col_sums = self.row_sums if work.square else work.empty(len(work.y) if self.far else 0).zero_()
 
-    def empty(self, strip: Strip) -> tuple[Tensor, Tensor, Tensor]:
-        """Buffers for a strip of G, and for its row and column sums by tiles."""
+    def empty(self, strip: Strip, *, zero: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """Buffers for a strip of G, and for its row and column sums by tiles, which are 0 in tiles that write none."""
         entries = strip.high * strip.width
         if self.buffer.numel() < entries:
             self.buffer = self.work.empty(entries, dtype=self.work.type)
         sums = (self.work.empty(strip.wide, strip.high * self.far), self.work.empty(strip.tall, strip.width * self.far))
-        if self.work.spec.half:
+        if zero:
             sums = (sums[0].zero_(), sums[1].zero_())
         return self.buffer[:entries].view(strip.high, strip.width), *sums
 

@@ -302,6 +302,8 @@ def _moments(call: OperatorCall, of: UncertaintySet, losses: Tensor, measure: Te
     Each sweep measures the members above the level (measure, mean, energy), from which the set finds a higher level,
     until no member has a negative weight.
     """
+    if torch.compiler.is_compiling():
+        raise RefusalError  # reads values
     fold, every = fold_of(of), losses.detach().double()
     weight = measure.double() * ~(every <= 0) if of.zero == "drop" else measure.double()
     level, about, centered, whole = 0.0 if of.zero == "drop" else -math.inf, 0.0, False, None

@@ -35,10 +35,8 @@ def finish_triplets(call: OperatorCall) -> Found:
     if call.strips:
         band |= {"half": 0, "full": 1, "whole": int(torch.is_grad_enabled())}
     spec, form = call.spec(call.product.negative, "negative", drop=int(of.zero == "drop"), **band)
-    measure = call.narrow.measure.to(call.rows.dtype)
-    total, size, seen, *_ = operators.triplets(
-        call.rows, call._columns, call.pairs, form.offset, call.near, call.narrow.place, measure, *spec.lists()
-    )
+    vectors = [*call.pairs, call.narrow.place, call.narrow.measure.to(call.rows.dtype)]
+    total, size, seen, *_ = operators.fold(spec, call.rows, call._columns, form.offset, call.near, None, vectors)
     value = over(call.whole(total).sum(), call.whole(size).sum() + float(of.zero_member))
     return value, call.had_positive, seen > 0
 
@@ -96,7 +94,8 @@ def _ranked(call: OperatorCall, count: int) -> tuple[Tensor, Tensor]:
     """The `count` largest negative scores of each row [n, count], and their columns."""
     form = PairForm("line", 1.0, 0.0)
     spec, _ = call.spec(call.product.negative, "negative", form=form, half=0, full=1)
-    return operators.rank(call.rows, call._columns, call.pairs, *spec.lists(), min(count, len(call.cols)))
+    found: tuple[Tensor, Tensor] = call.work(spec).ranks(min(count, len(call.cols)))
+    return found
 
 
 def finish_angles(call: OperatorCall) -> Found:
@@ -132,7 +131,7 @@ def finish_angles(call: OperatorCall) -> Found:
         more |= {"itself": ID if call.itself == ID else NOWHERE}
         pairs = [x if at % 2 else x[row] for at, x in enumerate(call.pairs)]
     spec, _ = call.spec(call.product.negative, "negative", form=sums, gamma=fold.gamma, half=0, **more)
-    t, size, seen, *_ = operators.fold(rows, call.cols, pairs, None, None, *spec.lists())
+    t, size, seen, *_ = operators.fold(spec, rows, call.cols, None, None, None, pairs)
     near = call.near.flatten()[measure.flatten() > 0] if call.strips else call.near.flatten()
     shift = form.scale * (form.b - 2 * (1 + tan2) * form.a * near)
     t = torch.where(size > 0, t + shift, t)
@@ -162,8 +161,7 @@ def finish_drawn(call: OperatorCall) -> Found:
         return found
 
     spec, _ = call.spec(product.negative, "negative", form=PairForm("line", 1.0, 0.0), half=0, full=1)
-    columns = None if call.square else call.cols.detach()
-    place, has = operators.draw(call.rows.detach(), columns, call.pairs, *spec.lists(), chance, spots)
+    place, has = call.work(spec).draw(chance, spots)
     counted = (torch.arange(most, device=spots.device) < wanted) & has[:, None]
     scores = call.scores(torch.cat([narrow.place, place], dim=1))
     measure = torch.cat([narrow.measure, torch.zeros_like(counted, dtype=narrow.measure.dtype)], dim=1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -34,26 +35,46 @@ class Strip:
 
 
 class Launch:
-    """One call of the kernels on rows [n, d] and columns [m, d] (None: the columns are the rows)."""
+    """One call of the kernels on rows [n, d] and columns [m, d] (None: the columns are the rows); see `Operator`."""
 
     def __init__(
-        self, spec: Spec, rows: Tensor, cols: Tensor | None, pairs: Sequence[Tensor], floor: Any, offset: Any
+        self,
+        spec: Spec,
+        rows: Tensor,
+        cols: Tensor | None,
+        offset: Tensor | None,
+        score: Tensor | None,
+        floor: Tensor | None,
+        vectors: Sequence[Tensor],
     ) -> None:
-        self.spec, self.square = spec, cols is None
-        self.rows, self.type = rows, LOW[spec.dtype]
+        self.spec, self.square, self.score = spec, cols is None, score
+        self.rows, self.cols, self.type = rows, rows if cols is None else cols, LOW[spec.dtype]
         self.blocks = _blocks(rows, self.type)
-        self.n, self.m = len(rows), len(rows if cols is None else cols)
-        self.x = self._filled(rows)
-        self.y = self.x if cols is None else self._filled(cols)
+        self.n, self.m = len(rows), len(self.cols)
         self.floor = None if floor is None else floor.detach().float().contiguous()
         self.offset = None if offset is None else offset.detach().float()
-        left = iter(pairs)
+        left = iter(vectors)
         there = [True, *(bool(spec.given & bit) for bit in (1, 2, 4))]
         self.pairs = [next(left).contiguous() if here else None for here in there for _ in range(2)]
-        self.norms: tuple[Tensor | None, Tensor | None] = (None, None)
-        if spec.similarity:
-            by_row = self.x.float().square().sum(dim=1)
-            self.norms = (by_row, by_row if self.square else self.y.float().square().sum(dim=1))
+        self.more = list(left)
+
+    @cached_property
+    def x(self) -> Tensor:
+        """The rows for products."""
+        return self._filled(self.rows)
+
+    @cached_property
+    def y(self) -> Tensor:
+        """The columns for products."""
+        return self.x if self.square else self._filled(self.cols)
+
+    @cached_property
+    def norms(self) -> tuple[Tensor | None, Tensor | None]:
+        """Squared norms of rows and columns, for distances."""
+        if not self.spec.similarity:
+            return None, None
+        by_row = self.x.float().square().sum(dim=1)
+        return by_row, by_row if self.square else self.y.float().square().sum(dim=1)
 
     def _filled(self, x: Tensor) -> Tensor:
         """Rows in the dtype of the products, padded with zeros to whole tiles."""

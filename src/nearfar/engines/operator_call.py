@@ -60,7 +60,7 @@ class OperatorCall(Rows):
             if self.given & 4:
                 raise RefusalError  # mined positives are counted by their weights
             spec, _ = self.spec(self.product.negative, "negative", form=line, half=0)
-            ranked, _ = operators.rank(self.rows, self._columns, self.pairs, *spec.lists(), near.shape[1])
+            ranked, _ = self.work(spec).ranks(near.shape[1])
             top = ranked[:, 0]
         else:
             top = self.hardest("negative", line, values=True)[0]
@@ -92,7 +92,8 @@ class OperatorCall(Rows):
     def scores(self, place: Tensor) -> Tensor:
         """Scores [n, P] of each row and its columns `place` [n, P], with gradient."""
         spec, _ = self.spec(self.product.negative, "negative", form=PairForm("line", 1.0, 0.0), given=0)
-        found: Tensor = operators.near(self.rows, self._columns, place, self.rest, *spec.lists())
+        vectors = [*self.pairs[:2], place, *self.rest]
+        found: Tensor = operators.near(spec, self.rows, self._columns, None, None, None, vectors)
         if self.strips or not self.similarity:
             return found
         found = found.double() if self.rest else found  # keeps the digits of a margin minus a small distance
@@ -114,7 +115,7 @@ class OperatorCall(Rows):
         form = form or pair.form(sign or (+1 if side == "positive" else -1))
         assert form is not None  # noqa: S101 - see plan.py
         given = {"itself": self.itself, "given": self.given, "half": int(self.symmetric and not self.full)}
-        given |= {"strips": 1, "tile": self.tile, "full": self.full} if self.strips else {"dtype": self.dtype}
+        given |= {"tile": self.tile, "full": self.full} if self.strips else {"dtype": self.dtype}
         return Spec.of(form, **{"side": SIDES.index(side), "similarity": self.similarity, **given, **more}), form
 
     def fold(
@@ -144,21 +145,30 @@ class OperatorCall(Rows):
         sign = sign or (+1 if side == "positive" else -1)
         pair = self.product.positive if sign > 0 else self.product.negative
         drop, held = int(of.zero == "drop"), int(fold.held)
-        spec, form = self.spec(pair, side, sign=sign, high=self.high, gamma=fold.gamma, drop=drop, held=held, **more)
+        more |= {"high": self.high, "gamma": fold.gamma, "base": fold.base, "raised": fold.raised}
+        spec, form = self.spec(pair, side, sign=sign, drop=drop, held=held, **more)
         if fold.kind == "exp":
             spec = replace(spec, **self._level(form, fold))
             if self.strips and spec.sums == BELOW_TOP:
                 spec = replace(spec, half=0, full=1)
         whole = whole and self.strips and spec.sums != BELOW_TOP and self.ranks.world == 1
-        spec = replace(spec, whole=int(whole and self.learns), keep=int(self.strips and not whole and self.learns))
+        spec = replace(
+            spec,
+            whole=int(whole and self.learns),
+            keep=int(not whole and self.learns and not torch.compiler.is_compiling()),
+        )
         rows, cols, pairs = self.rows, self._columns, self.pairs
         if side == "positive" and self.rest:
             rows, cols = self._around_classes()
         if turned:
             rows, cols, pairs, given = self._turn()
             spec = replace(spec, given=given)
-        found = operators.fold(rows, cols, pairs, self.floor, form.offset, *spec.lists())
-        return list(found[:6])
+        return list(operators.fold(spec, rows, cols, form.offset, None, self.floor, pairs)[:6])
+
+    def work(self, spec: Spec, offset: Tensor | None = None) -> Any:
+        """The tiles of an operator call without gradients."""
+        columns = None if self.square else self.cols.detach()
+        return operators.work_of(spec, self.rows.detach(), columns, offset, None, None, self.pairs)
 
     def _turn(self) -> tuple[Tensor, Tensor, list[Tensor], int]:
         """Transpose: columns as rows, rows as columns, and the vectors of these pairs."""
@@ -184,6 +194,11 @@ class OperatorCall(Rows):
         if form.offset is not None:
             shift = abs(float(form.by_offset * form.offset.detach())) * form.scale
             least, most = least - shift, most + shift
+        if fold.base:
+            ends = 1 + least / fold.base, 1 + most / fold.base
+            if min(ends) <= 0:
+                return {"sums": BELOW_TOP}
+            least, most = sorted(fold.raised * math.log(x) for x in ends)
         reach = REACH * fold.gamma
         flat = int(fold.normalized and most - least < fold.gamma)
         if compared and max(-least, most) <= reach and not self.given & 4:
@@ -201,7 +216,7 @@ class OperatorCall(Rows):
         spec, form = self.spec(self.product.negative, side, form=pair, high=self.high, whole=int(values))
         offset = None if form.offset is None else form.offset.detach()
         columns = None if self.square else self.cols.detach()
-        top, place, ties = operators.hardest(self.rows.detach(), columns, self.pairs, self.floor, offset, *spec.lists())
+        top, place, ties = operators.hardest(spec, self.rows.detach(), columns, offset, None, self.floor, self.pairs)
         if values and self.strips:
             return top, top > -torch.inf
         if self.strips:  # only the plain definition splits the weight between ties
@@ -228,9 +243,7 @@ class OperatorCall(Rows):
         count = max(1, min(math.ceil(k / (1 + once)), len(self.rows) * m))
         if self.strips:  # a radix search needs less memory
             self.refuse_if(count > HELD)
-        offset = None if form.offset is None else form.offset.detach()
-        columns = None if self.square else self.cols.detach()
-        place = operators.top(self.rows.detach(), columns, self.pairs, offset, *spec.lists(), count)
+        place = self.work(spec, form.offset).candidates(count)
         if not len(place) and not self.strips:
             raise RefusalError  # too many losses are nearly tied
         scores = ListedScores(self.product.similarity, self.rows, self.cols)[place // m, place % m]

@@ -141,8 +141,8 @@ def _refuse_kernels(product: Product) -> str | None:
     fold, rule, window = product.over_wide.fold(), getattr(product.groups, "rule", None), window_of(product.miner)
     if product.draws:
         return "pairs are drawn"
-    if fold is None or fold.kind == "moments" or (fold.kind == "top" and (fold.fraction or fold.most > MOST)):
-        return f"{_name(product.over_wide)} counts members or sums squares"
+    if fold is None or fold.base or fold.fraction or fold.most > MOST:
+        return f"{_name(product.over_wide)} counts members or sums powers"
     if window is not None and (window.closed or window.most is not None):
         return f"{_name(product.miner)} keeps no open interval of scores"
     if product.groups.scope == "triplets" and (fold.kind != "sum" or (rule is not None and rule.balanced)):
@@ -176,6 +176,7 @@ FOLDS = {
     "max": ("max of l", "1 at the largest"),
     "top": ("mean of the K largest l", "1/K for the K largest"),
     "moments": ("mean of l + root of its variance", "rises linearly with l"),
+    "power": ("mean of l, weighted by (1 + l/{base:g})^{raised:g}", "(1 + l/{base:g})^{raised:g}"),
 }
 """By kind of fold: the number t, and the weights."""
 
@@ -191,13 +192,14 @@ def _describe(product: Product) -> list[str]:
     fold, joined = wide.fold(), groups.scope in ("batch", "anchor")
     who = "the batch" if groups.scope in ("batch", "sign", "balanced") else "each row"
     members = "all pairs" if product.everyone or joined else "the negative pairs"
-    folded = repr(wide) if fold is None else FOLDS[fold.kind][0].format(gamma=fold.gamma)
+    texts = [repr(wide)] if fold is None else FOLDS["power" if fold.base else fold.kind]
+    folded, *weights = texts if fold is None else (text.format(**vars(fold)) for text in texts)
     lines.append(f"fold      t = {folded}, over {members} of {who}")
     link = "positive + negative value" if product.link is None else repr(product.link)
     sides = f"{wide!r} of all pairs" if joined else f"{product.over_positive!r} of positive pairs, {link}"
     lines.append(f"finish    {groups.scope or _name(groups)}: {sides}, {product.reduction}")
     if fold is not None:
-        lines.append(f"weigh     p ∝ {FOLDS[fold.kind][1]}, gradient Σ p·dl/ds")
+        lines.append(f"weigh     p ∝ {weights[0]}, gradient Σ p·dl/ds")
     return lines
 
 

@@ -117,7 +117,7 @@ def _large(loss: Any, core: Any, call: Any, product: Product, plan: Plan) -> boo
 def reads_device(of: UncertaintySet) -> bool:
     """Whether the engine reads from the device how many members count, which a recording cannot do."""
     fold = of.fold()
-    return fold is not None and fold.kind == "top"
+    return fold is not None and fold.kind in ("top", "moments")
 
 
 def widest(labels: Tensor, others: Tensor) -> int:

@@ -42,7 +42,7 @@ LOW = (torch.float32, torch.bfloat16, torch.float16)
 """Dtypes of the kernels' matrix products."""
 REACH = 68.0
 """Exponents within ±REACH need no largest loss as level: their sums over 2^20 pairs fit in float32."""
-FLOATS = 13
+FLOATS = 15
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,8 @@ class Spec:
         about: subtracted from losses in moments.
         first: weights in moments are first + second·(l - about).
         second: see `first`.
+        base: exponentials are e^{h - level} of heights h = raised·log(1 + l/base) instead, if it is not 0.
+        raised: see `base`.
         similarity: index in `SIMILARITIES`.
         shape: index in `SHAPES`.
         side: index in `SIDES`: which pairs are folded.
@@ -68,9 +70,8 @@ class Spec:
         flat: also compute Σ w(e^z - 1), for means of exponentials near 1.
         held: also compute Σ w·z·e^z, for values with weights held constant.
         band: select triplets by their score.
-        dtype: index in `LOW`.
+        dtype: index in `LOW` for Triton (cuda.py); -1 for PyTorch (strips.py).
         given: which vectors of the pairs are present, see `Layout.given` and `Sorted.given`.
-        strips: in PyTorch (strips.py), else in Triton (cuda.py).
         tile: rows per strip; 0 for a height that suits the device.
         full: tiles span whole rows, because a row's largest losses are needed first.
         keep: a gradient will be needed: keep unscaled weights for it if they are few.
@@ -90,6 +91,8 @@ class Spec:
     about: float = 0.0
     first: float = 0.0
     second: float = 0.0
+    base: float = 0.0
+    raised: float = 1.0
     similarity: int = 0
     shape: int = 0
     side: int = 0
@@ -100,9 +103,8 @@ class Spec:
     flat: int = 0
     held: int = 0
     band: int = 0
-    dtype: int = 0
+    dtype: int = -1
     given: int = 0
-    strips: int = 0
     tile: int = 0
     full: int = 0
     keep: int = 0
@@ -124,10 +126,10 @@ class Spec:
         values = [getattr(self, field.name) for field in fields(self)]
         return [float(x) for x in values[:FLOATS]], [int(x) for x in values[FLOATS:]]
 
-    @staticmethod
-    def place(name: str) -> int:
-        """Index of a field in the second list of `lists`."""
-        return [field.name for field in fields(Spec)].index(name) - FLOATS
+    @property
+    def strips(self) -> bool:
+        """Whether the call runs in PyTorch."""
+        return self.dtype < 0
 
     @staticmethod
     def read(numbers: Sequence[float], codes: Sequence[int]) -> Spec:

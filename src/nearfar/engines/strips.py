@@ -1,6 +1,7 @@
 """The operators in PyTorch, for CPUs and devices without Triton: tiles of a product are reduced as computed.
 
-The gradient recomputes all scores, which is cheaper than writing them to memory and reading them back.
+The gradient recomputes all scores, which is cheaper than writing them to memory and reading them back. In passes over a
+tile, masks are numbers 0 and 1 in the type of the rows: comparisons that give booleans take six times as long.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ import torch
 from torch import Tensor
 
 from nearfar._utils.tensors import over
-from nearfar.engines.spec import AROUND, BELOW_TOP, LOSSES, MOMENTS, POWER
-from nearfar.engines.tiles import FAR, Tile, TileGradients, Tiles, descend_
+from nearfar.engines.spec import AROUND, BELOW_TOP, LINE, LOSSES, MOMENTS
+from nearfar.engines.tiles import Tile, TileGradients, Tiles, descend_
 from nearfar.sets.entropic import LOWEST
 
 __all__ = ["Strips"]
@@ -22,171 +23,181 @@ KEPT = 2**22
 """Maximum number of pairs whose weights are kept for the gradient: 16 MB of float32; more would not pay."""
 BLOCK = 16
 """Entries of a block; to find the largest entries, block maxima are compared first."""
+TOTAL, SECOND, HELD, SIZE, SEEN, LEVEL = range(6)
+"""Rows of the sums of a fold."""
+Parts = list[tuple[int, Tensor | None]]
+"""Rows of the sums, and what is added to them."""
+Masks = tuple[Tensor | None, Tensor | None]
+"""Pairs of a tile that a miner keeps, for its rows and for its columns (if it stands for the transposed pairs)."""
 
 
 class Strips(Tiles):
-    """One call of an operator; takes the arguments of `Tiles`."""
+    """One call of an operator; each method returns the outputs listed in operators.py."""
 
     # ------------------------------------------------------------------------------------ fold and weigh
 
     def fold(self) -> list[Tensor]:
-        """t, Σ w, number of members, level, norm and Σ p·l of each row, float64; then gradients; see `operators`."""
+        """Fold the rows, or their triplets if scores of positives are given."""
+        if self.score is not None:
+            return self._triplets()
         spec = self.spec
         sums = self.x.new_zeros(6, self.n, dtype=torch.float64)
-        sums[5].fill_(math.inf if spec.sums == MOMENTS else spec.level)
+        sums[LEVEL].fill_(math.inf if spec.sums == MOMENTS else spec.level)
         pulls = TileGradients(self) if spec.whole else None
-        mined = self.floor is not None and bool(spec.half)
-        keeps = spec.keep and self.n * self.m <= KEPT and not mined and not spec.by_offset
+        keeps = spec.keep and self.n * self.m <= KEPT and not (self.mined and spec.half) and not spec.by_offset
         kept, filled = self.x.new_empty(self.n * self.m if keeps else 0), 0
-        for tile in self.tiles(full=bool(spec.full)):
+        for tile in self.tiles():
             s = self.scores(tile)
             keep = self.keep(s, tile)
-            l = self.losses(s, tile)
-            if spec.sums == BELOW_TOP:
-                sums[5, tile.rows] = self._rise_(l, tile)
-            elif spec.sums == MOMENTS:
-                sums[5] = torch.minimum(sums[5], self._least(l, tile))
-            parts, raw = self._parts(l, tile, sums[5])
+            parts, raw, alive = self._parts(s, tile, sums[LEVEL], levels=True)
             for place, x in parts:
-                weighed = place != SEEN
-                sums[place, tile.rows] += self.sum(x, keep[0], tile, 1, weighed=weighed)
-                if tile.mirrored:
-                    sums[place, tile.cols] += self.sum(x, keep[1], tile, 0, weighed=weighed)
+                for mask, lines, axis in zip(keep, (tile.rows, tile.cols), (1, 0), strict=True):
+                    if axis or tile.mirrored:
+                        sums[place, lines] += self.sum(x, mask, tile, axis, weighed=place != SEEN)
             if pulls is not None:
-                pulls.add(tile, s, *self._slope(raw, s, tile, keep, None))
-            elif len(kept):
-                g = self._unit_slope(raw, s, tile, keep[0])
-                kept[filled : filled + g.numel()].view(g.shape).copy_(g)
+                pulls.add(tile, s, *self._slope(raw, alive, s, tile, keep, None))
+            elif keeps:
+                g, factor = self._raw_slope(raw, alive, s, tile)
+                g = self.weighed_(g if keep[0] is None else g.mul_(keep[0]), tile)
+                into = kept[filled : filled + g.numel()].view(g.shape)
+                descend_(torch.mul(g, factor, out=into), s, spec.similarity)
                 filled += g.numel()
-        none = self.x.new_empty(0)
-        gradients = (kept[:filled], none, none) if pulls is None else pulls.found()
-        return [*self._finish(sums), *gradients]
+        none = [self.x.new_empty(0) for _ in range(3)]
+        return [*self._finish(sums), none[0], *([kept[:filled], *none[1:]] if pulls is None else pulls.found())]
 
-    def weigh(self, level: Tensor, norm: Tensor, pull: Tensor, kept: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def weigh(self) -> tuple[Tensor, Tensor, Tensor]:
         """Gradients of rows, columns and offset, from dF/dt [n] and the level and norm of the weights."""
         spec, pulls, place = self.spec, TileGradients(self), 0
+        *_, level, norm, kept, pull = self.more
         coef = (over(pull.double(), norm) if spec.sums in (AROUND, BELOW_TOP) else pull).to(self.x.dtype)
-        for tile in self.tiles(full=bool(spec.full)):
+        for tile in self.tiles():
             if len(kept):
                 t, u = tile.shape
                 g = kept[place : place + t * u].view(t, u)
+                g = torch.mul(g, self._coef(coef, tile), out=self.buffer("l", tile))
                 place += t * u
-                g = torch.mul(g, self._coef(coef, tile), out=self.buffer("free", tile))
                 pulls.product(tile.rows, tile.cols, g, 1.0)
                 continue
             s = self.scores(tile)
             keep = self.keep(s, tile)
-            _, raw = self._parts(self.losses(s, tile), tile, level)
-            pulls.add(tile, s, *self._slope(raw, s, tile, keep, coef))
+            _, raw, alive = self._parts(s, tile, level)
+            pulls.add(tile, s, *self._slope(raw, alive, s, tile, keep, coef))
         return pulls.found()
 
-    def _parts(self, l: Tensor, tile: Tile, level: Tensor) -> tuple[list[tuple[int, Tensor | None]], Tensor | None]:
-        """Summands of each row's sums (None: 1), and unscaled weights [t, u] (None: 1), of a tile.
+    def _parts(
+        self, s: Tensor, tile: Tile, level: Tensor, *, levels: bool = False
+    ) -> tuple[Parts, Tensor | None, Tensor | None]:
+        """Summands of each row's sums (None: 1), and unscaled weights [t, u] (None: 1) of a tile; 0 if absent.
 
-        Losses are overwritten; entries of absent members are 0.
+        Also a mask of the members if their losses determine it. With `levels`, updates the levels first.
         """
-        spec, free = self.spec, self.buffer("more", tile)
-        alive: Tensor | None = None
-        if self.selects:
-            alive = torch.sub(l, spec.level if spec.sums == MOMENTS else 0.0, out=self.buffer("alive", tile))
-            alive = self.members_(alive.clamp_min_(0.0).sign_(), tile)
-        counts = [(SIZE, alive)] if alive is not None or self.floor is not None else []
-        counts += [(SEEN, None)] if self.floor is not None else []
-        if spec.sums == LOSSES:
-            l = self.members_(l, tile) if alive is None else l.mul_(alive)
-            return [(TOTAL, l), *counts], alive if spec.drop and spec.shape != POWER else None
-        if spec.sums == MOMENTS:
-            parts, raw = self._moments(l, alive, tile)
-            return [*parts, *counts], raw
-        z = l.sub_(spec.level if spec.sums == AROUND else level[tile.rows, None].to(l.dtype)).mul_(1 / spec.gamma)
-        if spec.sums == BELOW_TOP:
-            z.clamp_(LOWEST[z.dtype], 0.0)  # only absent pairs exceed the level
-        more: list[tuple[int, Tensor | None]] = []
-        if spec.held:
-            more.append((HELD, torch.exp(z, out=free).mul_(z)))
-        elif spec.flat:
-            more.append((SECOND, torch.expm1(z, out=free)))
-        e = self.members_(z.exp_(), tile)
-        for x in (e, *(x for _, x in more)):
-            assert x is not None  # noqa: S101
-            if x is not e:
-                self.members_(x, tile)
-            if alive is not None:
-                x.mul_(alive)
-        return [(TOTAL, e), *more, *counts], e
-
-    def _moments(
-        self, l: Tensor, alive: Tensor | None, tile: Tile
-    ) -> tuple[list[tuple[int, Tensor | None]], Tensor | None]:
-        """Like `_parts` for sums of losses and squared losses about a level, above which weights rise linearly."""
         spec = self.spec
-        l = l if spec.about == 0.0 else l.sub_(spec.about)
+        # (l - level)/γ in one pass; a loss of exactly 0 stays 0 at level 0
+        direct = spec.shape == LINE and spec.sums == AROUND and not (spec.drop or spec.base)
+        if direct and (spec.level != 0 or self.b == 0):
+            z = self.affine(s, spec.a / spec.gamma, (self.b - spec.level) / spec.gamma, self.buffer("l", tile))
+            parts = self._exponentials(z, None, None, tile)
+            return [*parts, *([(SIZE, None), (SEEN, None)] if self.mined else [])], parts[0][1], None
+        l, alive = self.losses(s, self.buffer("l", tile)), None
+        if self.selects:
+            least = spec.level if spec.sums == MOMENTS else 0.0
+            alive = self.members_(torch.gt(l, least, out=self.buffer("alive", tile)), tile)
+        counts: Parts = [(SIZE, alive)] if alive is not None or self.mined else []
+        counts += [(SEEN, None)] if self.mined else []
+        if spec.sums in (AROUND, BELOW_TOP):
+            parts = self._heights(l, alive, tile, level, levels=levels)
+            return [*parts, *counts], parts[0][1], alive
+        if levels and spec.sums == MOMENTS:
+            level.copy_(torch.minimum(level, self._least(l, tile)))
+        l = l.sub_(spec.about) if spec.about else l
         l = self.members_(l, tile) if alive is None else l.mul_(alive)
-        parts: list[tuple[int, Tensor | None]] = [(TOTAL, l), (SECOND, torch.mul(l, l, out=self.buffer("more", tile)))]
+        if spec.sums == LOSSES:
+            return [(TOTAL, l), *counts], self._steps(l, alive, tile) if self.stepped else alive, alive
+        parts = [(TOTAL, l), (SECOND, torch.mul(l, l, out=self.buffer("x", tile))), *counts]
         if not spec.first:  # this sweep only computes sums
-            return parts, None
-        raw = self.buffer("raw", tile)
-        if alive is None:
-            return parts, self.members_(torch.mul(l, spec.second, out=raw).add_(spec.first), tile)
-        return parts, torch.mul(alive, spec.first, out=raw).add_(l, alpha=spec.second)
+            return parts, None, None
+        raw = self.affine(l, spec.second, spec.first, self.buffer("raw", tile))
+        return parts, self.members_(raw, tile) if alive is None else raw.mul_(alive), alive
 
-    def _rise_(self, l: Tensor, tile: Tile) -> Tensor:
+    def _heights(self, l: Tensor, alive: Tensor | None, tile: Tile, level: Tensor, *, levels: bool) -> Parts:
+        """Summands of exponentials of losses [t, u], or of a power of them; overwrites the losses."""
+        spec, value = self.spec, None
+        if spec.base:
+            value, l = self.buffer("x", tile).copy_(l), l.div_(spec.base).log1p_().mul_(spec.raised)
+        if spec.sums == AROUND:
+            return self._exponentials(self.affine(l, 1 / spec.gamma, -spec.level / spec.gamma, l), value, alive, tile)
+        if levels:
+            level[tile.rows] = self._top(l, tile)
+        z = l.sub_(level[tile.rows, None].to(l.dtype)).mul_(1 / spec.gamma)
+        return self._exponentials(z.clamp_(LOWEST[z.dtype], 0.0), value, alive, tile)  # only absent pairs exceed it
+
+    def _exponentials(self, z: Tensor, value: Tensor | None, alive: Tensor | None, tile: Tile) -> Parts:
+        """Summands e^z, and z·e^z or (with `value`) value·e^z, or e^z - 1."""
+        parts: Parts = []
+        if self.spec.held:
+            parts = [(HELD, torch.exp(z, out=self.buffer("free", tile)).mul_(z if value is None else value))]
+        elif self.spec.flat:
+            parts = [(SECOND, torch.expm1(z, out=self.buffer("free", tile)))]
+        parts = [(TOTAL, z.exp_()), *parts]
+        for _, x in parts:
+            assert x is not None  # noqa: S101
+            if alive is None:
+                self.members_(x, tile)
+            else:
+                x.mul_(alive)
+        return parts
+
+    def _steps(self, l: Tensor, alive: Tensor | None, tile: Tile) -> Tensor:
+        """Slopes of a hinge up to a factor: 1 where members have a loss."""
+        return alive if alive is not None else torch.ne(l, 0.0, out=self.buffer("raw", tile))
+
+    def _top(self, l: Tensor, tile: Tile) -> Tensor:
         """The largest loss of each row's members, 0 for a row without any, float64."""
-        free = self.buffer("free", tile).copy_(l)
-        self.members_(free, tile, -math.inf)
+        x = self.members_(self.buffer("free", tile).copy_(l), tile, -math.inf)
         if self.spec.drop:
-            torch.threshold_(free, 0.0, -math.inf)
-        if self.floor is not None:
-            free.masked_fill_(self.buffer("keep 0", tile) == 0, -math.inf)
-        top = free.amax(dim=1).double()
+            torch.threshold_(x, 0.0, -math.inf)
+        if self.mined:
+            x.masked_fill_(self.buffer("keep 0", tile) == 0, -math.inf)
+        top = x.amax(dim=1).double()
         return torch.where(top == -math.inf, 0.0, top)
 
     def _least(self, l: Tensor, tile: Tile) -> Tensor:
         """The smallest loss of the tile's members above the level; larger than all losses if there are none."""
-        level, most = self.spec.level, torch.finfo(l.dtype).max / 4
-        if level <= -FAR:
-            return self.members_(self.buffer("free", tile).copy_(l), tile, most).amin().double()
-        there = torch.sub(l, level, out=self.buffer("free", tile)).clamp_min_(0.0).sign_()
-        return self.members_(there, tile).mul_(-most).add_(most).add_(l).amin().double()
+        most = torch.finfo(l.dtype).max / 4
+        x = torch.threshold(l, max(self.spec.level, -most), most)
+        return self.members_(x, tile, most).amin().double()
 
     def _slope(
-        self, raw: Tensor | None, s: Tensor, tile: Tile, keep: tuple[Tensor | None, Tensor | None], coef: Tensor | None
+        self, raw: Tensor | None, alive: Tensor | None, s: Tensor, tile: Tile, keep: Masks, coef: Tensor | None
     ) -> tuple[Tensor, float]:
         """dF/ds [t, u] and a scalar factor of it, from each row's dF/dt over its norm; coef None: 1 for all rows."""
-        g, factor = self._raw_slope(raw, s, tile)
+        g, factor = self._raw_slope(raw, alive, s, tile)
         mine, theirs = keep
         if mine is None:
             if coef is not None:
                 g.mul_(self._coef(coef, tile))
             elif tile.mirrored:
                 factor *= 2
-            return self._weighed_(g, tile), factor
+            return self.weighed_(g, tile), factor
         if coef is not None:
             mine.mul_(coef[tile.rows, None])
         if theirs is not None:
-            mine.add_(theirs if coef is None else theirs.mul_(coef[None, tile.cols]))
-        return self._weighed_(g.mul_(mine), tile), factor
+            mine.add_(theirs) if coef is None else mine.addcmul_(theirs, coef[None, tile.cols])
+        return self.weighed_(g.mul_(mine), tile), factor
 
-    def _raw_slope(self, raw: Tensor | None, s: Tensor, tile: Tile) -> tuple[Tensor, float]:
+    def _raw_slope(self, raw: Tensor | None, alive: Tensor | None, s: Tensor, tile: Tile) -> tuple[Tensor, float]:
         """Weights times dl/ds [t, u], and a scalar factor of it; entries of absent members are 0."""
-        slope, factor = self.slopes(s, tile)
+        spec = self.spec
+        if self.stepped and raw is not None and (alive is not None or spec.sums == LOSSES):
+            return raw, spec.scale * spec.a  # the weights are 0 where the slope is
+        slope, factor = self.slopes(s, self.buffer("slope", tile))
         if raw is not None:
             return raw if slope is None else raw.mul_(slope), factor
-        return self.members_(self.buffer("free", tile).fill_(1.0) if slope is None else slope, tile), factor
+        return self._ones(tile) if slope is None else self.members_(slope, tile), factor
 
-    def _weighed_(self, g: Tensor, tile: Tile) -> Tensor:
-        """Multiply g [t, u] by the weights of its pairs, in place."""
-        if self.weights is not None:
-            rows, cols = self.weights[0][tile.rows], self.weights[1][tile.cols]
-            g.mul_(rows[:, None].to(g.dtype)).mul_(cols.to(g.dtype))
-        return g
-
-    def _unit_slope(self, raw: Tensor | None, s: Tensor, tile: Tile, keep: Tensor | None) -> Tensor:
-        """dF/d⟨x, y⟩ [t, u] if dF/dt divided by the norm is 1 for every row."""
-        g, factor = self._raw_slope(raw, s, tile)
-        g = g if keep is None else g.mul_(keep)
-        g = self._weighed_(g, tile)
-        return descend_(g if factor == 1.0 else g.mul_(factor), s, self.spec.similarity)
+    def _ones(self, tile: Tile) -> Tensor:
+        """1 for members [t, u], else 0."""
+        return self.members_(self.buffer("slope", tile).fill_(1.0), tile)
 
     def _coef(self, coef: Tensor, tile: Tile) -> Tensor:
         """Coefficients of pairs, [t, u] or [t, 1], from those of the rows."""
@@ -196,16 +207,13 @@ class Strips(Tiles):
 
     def _finish(self, sums: Tensor) -> list[Tensor]:
         """The results of a fold from the sums of each row."""
-        spec, (total, second, held, size, seen, level) = self.spec, sums
-        number = None
-        if not self.selects and self.floor is None:
-            size, number = self.count()
-        elif self.floor is None:
-            number = self.count()[1]
-        seen = seen if number is None else number
+        spec, (total, second, held, size, seen, level) = self.spec, (x.clone() for x in sums)
+        if not self.mined:
+            members, seen = self.count()
+            size = size if self.selects else members
         zero = torch.zeros_like(total)
         if spec.sums == LOSSES:
-            return [total, size, seen, zero, torch.ones_like(total), zero]
+            return [total, size, seen, zero, torch.ones_like(total), zero.clone()]
         if spec.sums == MOMENTS:
             return [spec.first * total + 0.5 * spec.second * second, size, seen, level, total, second]
         empty = size == 0
@@ -217,8 +225,10 @@ class Strips(Tiles):
             norm = torch.where(flat, size + second, total)
             log = torch.where(flat, torch.log1p(torch.where(flat, rise, 0.0)), log)
         t = torch.where(empty, 0.0, level + spec.gamma * log)
-        value = torch.where(empty, 0.0, level + spec.gamma * over(held, norm)) if spec.held else zero
-        return [t, size, seen, level, norm, value]
+        if not spec.held:
+            return [t, size, seen, level, norm, zero]
+        mean = over(held, norm)
+        return [t, size, seen, level, norm, torch.where(empty, 0.0, mean if spec.base else level + spec.gamma * mean)]
 
     # ------------------------------------------------------------------------------------ largest losses
 
@@ -226,20 +236,21 @@ class Strips(Tiles):
         """Losses [t, u] of a tile for its rows, -inf for absent members; and for its columns if pairs are symmetric."""
         s = self.scores(tile)
         keep = self.keep(s, tile)
-        l = self.members_(self.losses(s, tile), tile, -math.inf)
+        plain = self.spec.shape == LINE and self.spec.a == 1.0 and self.b == 0.0
+        l = self.members_(s if plain else self.losses(s, self.buffer("l", tile)), tile, -math.inf)
         if self.spec.half == 2 and tile.rows == tile.cols:
             l.masked_fill_(torch.ones_like(l, dtype=torch.bool).tril_(), -math.inf)
-        if self.floor is None:
+        if keep[0] is None:
             return l, l if tile.mirrored else None
-        both = [x if x is None else l.masked_fill(x == 0, -math.inf) for x in keep]
-        assert both[0] is not None  # noqa: S101
-        return both[0], both[1]
+        mine, theirs = (x if x is None else l.masked_fill(x == 0, -math.inf) for x in keep)
+        assert mine is not None  # noqa: S101
+        return mine, theirs
 
     def hardest(self) -> tuple[Tensor, Tensor, Tensor]:
         """The largest loss of each row (-inf without members), its column, and the number of members tied at it."""
         best = self.x.new_full((self.n,), -math.inf)
-        place, ties = torch.zeros(2, self.n, dtype=torch.int64, device=best.device).unbind()
-        for tile in self.tiles(full=bool(self.spec.full)):
+        place, ties = (torch.zeros(self.n, dtype=torch.int64, device=best.device) for _ in range(2))
+        for tile in self.tiles():
             mine, theirs = self._ranked(tile)
             turned = () if theirs is None else ((theirs.T, tile.cols, tile.rows),)
             for l, rows, cols in ((mine, tile.rows, tile.cols), *turned):
@@ -259,20 +270,16 @@ class Strips(Tiles):
         found = list[tuple[Tensor, Tensor]]()
         for tile in self.tiles():
             l = self._ranked(tile)[0]
-            tops = blocks(l)
-            if tops.numel() >= count:  # as many blocks reach this level, and hold a loss each that does
-                level = max(level, float(tops.view(-1).kthvalue(tops.numel() - count + 1).values))
-            row, block = (tops >= level).nonzero(as_tuple=True)
-            each, apart = torch.arange(BLOCK, device=l.device), l.shape[1] // BLOCK
-            col = torch.where((block < apart)[:, None], block[:, None] + each * apart, apart * BLOCK + each)
-            inside = col < l.shape[1]
-            col = col.clamp_(max=l.shape[1] - 1)
-            place = (row * l.shape[1])[:, None] + col
-            near = l.view(-1)[place]
-            kept = (inside & (near >= level)).view(-1).nonzero()[:, 0]
-            place = place.view(-1)[kept]
-            near, row = near.view(-1)[kept], torch.div(place, l.shape[1], rounding_mode="floor")
-            found.append((near, place + row * (self.m - l.shape[1]) + tile.rows.start * self.m + tile.cols.start))
+            if held < count:
+                tops = blocks(l)
+                if tops.numel() >= count:  # as many blocks reach this level, and hold a loss each that does
+                    level = max(level, float(tops.view(-1).kthvalue(tops.numel() - count + 1).values))
+            elif float(l.amax()) < level:
+                continue
+            place = (l.view(-1) >= level).nonzero()[:, 0]
+            row = torch.div(place, l.shape[1], rounding_mode="floor")
+            near, place = l.view(-1)[place], place + row * (self.m - l.shape[1])
+            found.append((near, place + tile.rows.start * self.m + tile.cols.start))
             held += len(near)
             if held > 2 * count:
                 found = [_largest(found, count)]
@@ -282,12 +289,8 @@ class Strips(Tiles):
 
     def ranks(self, count: int) -> tuple[Tensor, Tensor]:
         """The `count` largest losses [n, count] of each row, padded with -inf, and their columns."""
-        values, places = [], []
-        for tile in self.tiles(full=True):
-            found = self._ranked(tile)[0].topk(min(count, self.m), dim=1)
-            values.append(found.values)
-            places.append(found.indices)
-        return torch.cat(values), torch.cat(places)
+        found = [self._ranked(tile)[0].topk(min(count, self.m), dim=1) for tile in self.tiles()]
+        return torch.cat([x.values for x in found]), torch.cat([x.indices for x in found])
 
     def draw(self, chance: Callable[[Tensor], Tensor], spots: Tensor) -> tuple[Tensor, Tensor]:
         """Draw columns [n, K] from each row's members, with replacement; also returns which rows [n] have members.
@@ -297,7 +300,7 @@ class Strips(Tiles):
             spots: [n, K] uniform random numbers, float64.
         """
         places, there = [], []
-        for tile in self.tiles(full=True):
+        for tile in self.tiles():
             odds = self.members_(chance(self.scores(tile)), tile, -math.inf)
             top = odds.amax(dim=1, keepdim=True)
             weight = odds.sub_(torch.where(top > -math.inf, top, 0.0)).exp_()
@@ -311,72 +314,62 @@ class Strips(Tiles):
 
     # ------------------------------------------------------------------------------------ triplets
 
-    def triplets(self, near: Tensor, place: Tensor, real: Tensor) -> list[Tensor]:
-        """Σ l, Σ w and number of negatives of each row, Σ dl/ds [n, P] of each positive; then gradients."""
-        spec, number = self.spec, near.shape[1]
+    def _triplets(self) -> list[Tensor]:
+        """Fold the triplets of each row; their gradient is computed in the same sweep, see `Spec.whole`."""
+        spec, (place, real) = self.spec, self.more
         total, size = self.x.new_zeros(2, self.n, dtype=torch.float64)
-        by_near = torch.zeros_like(near, dtype=self.x.dtype)
+        by_near = torch.zeros_like(place, dtype=self.x.dtype)
         pulls = TileGradients(self) if spec.whole else None
         weight, seen = self.count()
-        for tile in self.tiles(full=True):
+        for tile in self.tiles():
             s, g, here = self.scores(tile), self.buffer("sum", tile).zero_(), tile.rows
             near = s.gather(1, place[here])
-            for p in range(number):
+            for p in range(place.shape[1]):
                 there = real[here, p].double()
-                z = torch.sub(s, near[:, p, None], out=self.buffer("z", tile))
-                l = self.losses(z, tile)
-                slope, factor = self.slopes(z, tile) if spec.shape != POWER or spec.power != 1.0 else (None, spec.a)
-                alive = self._counted(z, l, tile)
-                l = self.members_(l, tile) if alive is None else l.mul_(alive)
+                l, slope, factor, alive = self._of_positive(s, near[:, p, None], tile)
                 total[here] += torch.where(there > 0, there * self.sum(l, None, tile, 1), 0.0)
                 mine = weight[here] if alive is None else self.sum(alive, None, tile, 1)
                 size[here] += there * mine
-                if spec.shape == POWER and spec.power == 1.0:  # a hinge has one slope wherever its loss is positive
-                    slope = alive if alive is not None and spec.drop else l.sign_()
-                    factor = spec.scale * spec.a
-                elif slope is None:
-                    slope = self.members_(self.buffer("free", tile).fill_(1.0), tile) if alive is None else alive
-                else:
-                    slope = self.members_(slope, tile) if alive is None else slope.mul_(alive)
                 pull = mine if slope is alive else self.sum(slope, None, tile, 1)
                 by_near[here, p] = torch.where(there > 0, there * pull * factor, 0.0).to(s.dtype)
                 g.addcmul_(slope, (there * factor).to(s.dtype)[:, None])
             if pulls is not None:
-                pulls.add(tile, s, self._weighed_(g, tile), 1.0)
-        none = self.x.new_empty(0)
-        return [total, size, seen, by_near, *((none, none) if pulls is None else pulls.found()[:2])]
+                pulls.add(tile, s, self.weighed_(g, tile), 1.0)
+        none = [torch.zeros_like(total) for _ in range(3)]
+        gradients = [self.x.new_empty(0) for _ in range(3)] if pulls is None else pulls.found()
+        return [total, size, seen, *none, by_near, *gradients]
 
-    def _counted(self, z: Tensor, l: Tensor, tile: Tile) -> Tensor | None:
-        """1 for triplets that count by their score and loss, else 0; None if all count."""
-        if not self.spec.band and not self.spec.drop:
-            return None
-        alive = self.buffer("alive", tile)
-        if self.spec.drop:
-            torch.sign(l, out=alive).clamp_min_(0.0)
-        if self.spec.band:  # arithmetic, because comparisons take three times as long
-            above = torch.sub(z, self.spec.low, out=self.buffer("coef", tile)).clamp_min_(0.0).sign_()
-            above.mul_(torch.rsub(z, self.spec.high).clamp_min_(0.0).sign_())
-            alive = alive.mul_(above) if self.spec.drop else above
-        return self.members_(alive, tile)
-
-
-TOTAL, SECOND, HELD, SIZE, SEEN = range(5)
-"""Rows of the sums of a fold; the sixth row is the level."""
+    def _of_positive(self, s: Tensor, near: Tensor, tile: Tile) -> tuple[Tensor, Tensor, float, Tensor | None]:
+        """Losses, slopes up to a factor, the factor, and which triplets count (None: all), of one positive a row."""
+        spec, l = self.spec, self.buffer("l", tile)
+        if self.stepped and spec.a == spec.scale == 1.0 and not spec.band:
+            z = l = torch.sub(s, near - self.b, out=l).clamp_min_(0.0)
+        else:
+            z = torch.sub(s, near, out=self.buffer("x", tile))
+            self.losses(z, l)
+        alive = torch.gt(self.members_(l, tile), 0.0, out=self.buffer("alive", tile)) if spec.drop else None
+        if spec.band:
+            inside = self.members_(torch.lt(z, spec.high, out=self.buffer("coef", tile)), tile)
+            if not (spec.drop and self.stepped and spec.a == 1.0 and spec.low == -self.b):  # losses imply the bound
+                inside.mul_(torch.gt(z, spec.low, out=self.buffer("slope", tile)))
+            l.mul_(inside)
+            alive = inside if alive is None else alive.mul_(inside)
+        elif alive is None:
+            self.members_(l, tile)
+        if self.stepped:
+            return l, self._steps(l, alive if spec.drop else None, tile), spec.scale * spec.a, alive
+        slope, factor = self._raw_slope(None, None, z, tile)
+        return l, slope if alive is None else slope.mul_(alive), factor, alive
 
 
 def blocks(l: Tensor) -> Tensor:
-    """The maximum of each block of `BLOCK` entries of a row, [t, ceil(u/BLOCK)].
-
-    Block k of the first u // BLOCK has every (u // BLOCK)-th entry from k on, and the last block the remaining entries.
-    """
-    t, u = l.shape
-    whole = u - u % BLOCK
-    found = [l[:, :whole].reshape(t, BLOCK, -1).amax(dim=1)] if whole else []
-    return torch.cat([*found, l[:, whole:].amax(dim=1, keepdim=True)], dim=1) if u > whole else found[0]
+    """The maximum of each block of `BLOCK` entries of a row [t, u // BLOCK], or the entries of short rows."""
+    whole = l.shape[1] - l.shape[1] % BLOCK
+    return l[:, :whole].reshape(len(l), BLOCK, -1).amax(dim=1) if whole else l
 
 
 def _largest(found: list[tuple[Tensor, Tensor]], count: int) -> tuple[Tensor, Tensor]:
     """The `count` largest of these losses, with all ties of the smallest of them, and their positions."""
     losses, places = (torch.cat(x) for x in zip(*found, strict=True))
-    kept = losses >= losses.topk(count).values[-1]
+    kept = losses >= losses.kthvalue(len(losses) - count + 1).values
     return losses[kept], places[kept]

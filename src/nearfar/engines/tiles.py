@@ -9,8 +9,9 @@ is cheaper than writing them to memory and reading them back.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -51,44 +52,48 @@ class Tile:
 
 
 class Tiles:
-    """One call of an operator on rows [n, d] and columns [m, d] (None: the columns are the rows)."""
+    """One call of an operator on rows [n, d] and columns [m, d] (None: the columns are the rows); see `Operator`."""
 
     def __init__(
         self,
         spec: Spec,
         rows: Tensor,
         cols: Tensor | None,
-        pairs: list[Tensor],
-        floor: Tensor | None = None,
-        offset: Tensor | None = None,
+        offset: Tensor | None,
+        score: Tensor | None,
+        floor: Tensor | None,
+        vectors: Sequence[Tensor],
     ) -> None:
-        self.spec, self.square = spec, cols is None
+        self.spec, self.square, self.score = spec, cols is None, score
         self.x = rows.detach()
         self.y = self.x if cols is None else cols.detach()
         self.n, self.m = len(self.x), len(self.y)
-        left = iter(pairs)
+        left = iter(vectors)
         self.flat = [next(left) for _ in range(4)] if spec.given & 8 else None
         self.edges = self.flat[0].tolist() if self.flat else []
         self.start, self.end = (next(left), next(left)) if self.flat is None else (rows, rows)
         given = [(next(left), next(left)) if spec.given & bit else None for bit in (1, 2, 4)]
         self.listed, self.samples, self.weights = given
+        self.more = list(left)
         self.floor = None if floor is None else floor.detach().to(self.x.dtype).clamp(-FAR, FAR)
         # in float64: under float64 scores, a float32 offset must not round the constant
         self.b = spec.b if offset is None else float(spec.b + spec.by_offset * offset.detach().double())
-        self.left, self.right = self.x, self.y
-        if spec.similarity:  # -|x - y|² as one product of rows (2x, -1, -|x|²) and columns (y, |y|², 1)
-            self.left, self.right = _extend(self.x, 2.0), _extend(self.y, 1.0)
         self._buffers = dict[str, Tensor]()
+
+    @cached_property
+    def sides(self) -> tuple[Tensor, Tensor]:
+        """Rows and columns whose products are the scores; -|x - y|² as products of (2x, -1, -|x|²) and (y, |y|², 1)."""
+        return (_extend(self.x, 2.0), _extend(self.y, 1.0)) if self.spec.similarity else (self.x, self.y)
 
     # ------------------------------------------------------------------------------------ tiles
 
-    def tiles(self, *, full: bool = False) -> Iterator[Tile]:
-        """Iterate over all tiles with members; `full`: tiles of whole rows."""
+    def tiles(self) -> Iterator[Tile]:
+        """Iterate over all tiles with members."""
         spec, times = self.spec, ON_GPU if self.x.is_cuda else 1
-        half = bool(spec.half) and not full and spec.side != POSITIVE
+        half = bool(spec.half) and not spec.full and spec.side != POSITIVE
         tall = spec.tile or TALL * times
         wide = WIDE * times
-        if full:
+        if spec.full:
             tall = spec.tile or max(16, min(TALL, FULL // max(1, self.m))) * times
             wide = self.m
         for r0 in range(0, self.n, tall):
@@ -132,14 +137,19 @@ class Tiles:
 
     def scores(self, tile: Tile) -> Tensor:
         """Scores [t, u] of a tile."""
-        out = torch.mm(self.left[tile.rows], self.right[tile.cols].T, out=self.buffer("scores", tile))
+        left, right = self.sides
+        out = torch.mm(left[tile.rows], right[tile.cols].T, out=self.buffer("scores", tile))
         if self.spec.similarity == 2:
             out.clamp_max_(0.0).neg_().sqrt_().neg_()
         return out
 
-    def losses(self, s: Tensor, tile: Tile) -> Tensor:
-        """Pair losses [t, u]; see `PairForm`."""
-        spec, out = self.spec, self.buffer("losses", tile)
+    def affine(self, x: Tensor, a: float, b: float, out: Tensor) -> Tensor:
+        """a·x + b, in one pass."""
+        return torch.add(x.new_full((), b), x, alpha=a, out=out)
+
+    def losses(self, s: Tensor, out: Tensor) -> Tensor:
+        """Pair losses [t, u], equal for equal scores; see `PairForm`."""
+        spec = self.spec
         if spec.a == 1.0:
             torch.add(s, self.b, out=out)
         else:
@@ -153,27 +163,37 @@ class Tiles:
         else:
             out.clamp_min_(0.0)
         if spec.shape == PACE:
-            out.mul_(torch.sub(s, spec.center, out=self.buffer("free", tile)))
+            out.mul_(s - spec.center)
         elif spec.shape == POWER and spec.power == 2.0:
             out.mul_(out)
         elif spec.shape == POWER and spec.power != 1.0:
             out.pow_(spec.power)
         return out if spec.scale == 1.0 else out.mul_(spec.scale)
 
-    def slopes(self, s: Tensor, tile: Tile) -> tuple[Tensor | None, float]:
+    def slopes(self, s: Tensor, out: Tensor) -> tuple[Tensor | None, float]:
         """dl/ds [t, u] (None for 1) and a scalar factor of it."""
         spec = self.spec
         if spec.shape == LINE:
             return None, spec.a
-        z = torch.mul(s, spec.a, out=self.buffer("free", tile)).add_(self.b)
+        z = self.affine(s, spec.a, self.b, out)
         if spec.shape == SOFTPLUS:
             return z.sigmoid_(), spec.scale * spec.a
+        if spec.shape == POWER and spec.power == 1.0:
+            return z.gt_(0.0), spec.scale * spec.a
         z.clamp_min_(0.0)
         if spec.shape == PACE:
             return z, spec.scale
-        if spec.power == 1.0:
-            return z.sign_(), spec.scale * spec.a
         return (z if spec.power == 2.0 else z.pow_(spec.power - 1)), spec.scale * spec.a * spec.power
+
+    @property
+    def stepped(self) -> bool:
+        """Whether the slope of a pair loss is 1 where the loss is positive and else 0, up to a factor."""
+        return self.spec.shape == POWER and self.spec.power == 1.0 and self.spec.scale > 0
+
+    @property
+    def mined(self) -> bool:
+        """Whether a miner keeps the scores above a floor."""
+        return self.floor is not None
 
     # ------------------------------------------------------------------------------------ members
 
@@ -192,30 +212,35 @@ class Tiles:
         return x
 
     def keep(self, s: Tensor, tile: Tile) -> tuple[Tensor | None, Tensor | None]:
-        """Masks [t, u] (1 or 0) of the scores that the miner keeps for rows, and for columns if pairs are symmetric."""
+        """Masks [t, u] of the pairs that a miner keeps for rows, and for columns if the tile is mirrored."""
         if self.floor is None:
             return None, None
-        found = [self.floor[tile.rows, None], *([self.floor[None, tile.cols]] if tile.mirrored else [])]
-        for axis, floor in enumerate(found):
-            out = torch.sub(s, floor, out=self.buffer(f"keep {axis}", tile))
-            torch.threshold_(out, 0.0, 0.0).sign_()
+        floors = [self.floor[tile.rows, None], *([self.floor[None, tile.cols]] if tile.mirrored else [])]
+        found = []
+        for axis, floor in enumerate(floors):
+            mask = torch.gt(s, floor, out=self.buffer(f"keep {axis}", tile))
             if self.spec.high != math.inf:
-                out.mul_(s < self.spec.high)
-            found[axis] = self.members_(out, tile)
+                mask.mul_(torch.lt(s, self.spec.high, out=self.buffer("coef", tile)))
+            found.append(self.members_(mask, tile))
         return found[0], found[1] if tile.mirrored else None
 
-    def sum(self, x: Tensor | None, keep: Tensor | None, tile: Tile, axis: int, *, weighed: bool = True) -> Tensor:
-        """Σ w·x over the columns (axis 1) or rows (0) of a tile, of pairs that a miner keeps, float64; x None: 1."""
-        if x is None or keep is None:
-            x = keep if x is None else x
-            assert x is not None  # noqa: S101 - without a miner members are counted by labels
-        else:
-            x = torch.mul(x, keep, out=self.buffer("free", tile))
+    def sum(self, x: Tensor | None, mask: Tensor | None, tile: Tile, axis: int, *, weighed: bool = True) -> Tensor:
+        """Σ w·x over the columns (axis 1) or rows (0) of a tile, of the pairs of a mask, float64; x None: 1."""
+        if x is not None and mask is not None:
+            x = torch.mul(x, mask, out=self.buffer("coef", tile))
+        x = mask if x is None else x
+        assert x is not None  # noqa: S101 - without a miner members are counted by labels
         if self.weights is None or not weighed:
             return x.sum(dim=axis).double()
         rows, cols = self.weights[0][tile.rows].to(x.dtype), self.weights[1][tile.cols].to(x.dtype)
-        found = (x @ cols) * rows if axis else (rows @ x) * cols
-        return found.double()
+        return ((x @ cols) * rows if axis else (rows @ x) * cols).double()
+
+    def weighed_(self, g: Tensor, tile: Tile) -> Tensor:
+        """Multiply g [t, u] by the weights of its pairs, in place."""
+        if self.weights is not None:
+            rows, cols = self.weights[0][tile.rows], self.weights[1][tile.cols]
+            g.mul_(rows[:, None].to(g.dtype)).mul_(cols.to(g.dtype))
+        return g
 
     def count(self) -> tuple[Tensor, Tensor]:
         """Σ w and number of each row's members [n], float64; with all pairs, the number counts negative ones only."""
@@ -241,8 +266,9 @@ class Tiles:
 
     # ------------------------------------------------------------------------------------ single pairs
 
-    def near(self, place: Tensor) -> Tensor:
+    def near(self) -> Tensor:
         """Scores [n, P] of each row and its columns `place` [n, P]."""
+        place = self.more[0]
         found = self.x.new_empty(place.shape)
         for here, cols, at in self._bands(place):
             if cols is None and self.spec.similarity:
@@ -250,13 +276,14 @@ class Tiles:
             elif cols is None:
                 found[here] = (self.y[at] * self.x[here, None]).sum(dim=2)
             else:
-                found[here] = (self.left[here] @ self.right[cols].T).gather(1, at)
+                found[here] = (self.sides[0][here] @ self.sides[1][cols].T).gather(1, at)
         if self.spec.similarity == 2:
             found.clamp_max_(0.0).neg_().sqrt_().neg_()
         return found
 
-    def near_back(self, place: Tensor, found: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
+    def weigh_near(self) -> tuple[Tensor, Tensor]:
         """Gradients of rows and columns, given those of the scores that `near` returned."""
+        place, *_, found, slope = self.more
         slope = descend_(slope.clone(), found.clone(), self.spec.similarity)
         pulls = TileGradients(self)
         for here, cols, at in self._bands(place):

@@ -47,6 +47,7 @@ class Fold:
         gamma: of "exp": γ.
         normalized: of "exp": whether γ·log Σw is subtracted from the value.
         held: the value is Σ p*l with p* held constant.
+        base, raised: of "exp": weights w·(1 + l/base)^raised instead; if `base` is not 0, and only if held.
         most, fraction: of "top": only the most·orders + fraction·(measure of the group) largest members may carry
             weight. `UncertaintySet._value` of these, with the `_limit` of the whole group, is the group's value.
     """
@@ -55,6 +56,8 @@ class Fold:
     gamma: float = 1.0
     normalized: bool = True
     held: bool = False
+    base: float = 0.0
+    raised: float = 1.0
     most: float = 0.0
     fraction: float = 0.0
 

@@ -130,6 +130,10 @@ class PowerWeights(UncertaintySet, swift=True):
 
     exact_gradient = False
 
+    def fold(self) -> Fold | None:  # noqa: D102
+        drops = self.zero == "drop"  # the power of a member without loss may not be a number
+        return None if drops else Fold("exp", held=True, base=self.shift, raised=self.power)
+
     def _dual(self, l: Tensor, w: Tensor, mass: Tensor) -> Dual:
         return SOFTMAX._dual(self._height(l), w, mass)
 

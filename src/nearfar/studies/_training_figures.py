@@ -138,6 +138,7 @@ def dots(file: Path, rows: Mapping[str, Mapping[str, Spread]], variants: Sequenc
             ax.set_yticks(ticks, list(rows) if ax is axes[0] else [""] * len(ticks))
             ax.invert_yaxis()
             ax.set_xlim(*limits)
+            ax.ticklabel_format(axis="x", useOffset=False)
             ax.locator_params(axis="x", nbins=3 if len(parts) == 2 and ax is axes[0] else 7, prune="both")
             ax.grid(axis="x", linewidth=0.4, alpha=0.5)
         for ax in axes[1:]:

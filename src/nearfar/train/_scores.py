@@ -149,6 +149,8 @@ def chance_recall(labels: Labels, gallery: Labels | None = None) -> float:
 
     >>> chance_recall(np.array([0, 0, 1, 1, 2]))
     0.25
+    >>> chance_recall(np.array([0, 1, 2]), gallery=np.array([0, 0, 1, 1, 1]))
+    0.5
     """
     rows, own = (labels, 1) if gallery is None else (gallery, 0)
     right = np.bincount(rows, minlength=int(labels.max()) + 1)[labels] - own
