@@ -71,7 +71,7 @@ class Trial:
 
 DATA = ("glyphs", "omniglot", "cub")
 KINDS = ("rate", "margin", "noise", "tiny", "decay")
-STEPS, SHORT = 600, 300
+STEPS, SHORT, FLOORED = 600, 300, 400
 HARD = {"name": "Triplet", "mining": "hard", "margin": 0.2}
 HARDEST = HARD | {"mining": "hardest"}
 SEMIHARD = HARD | {"mining": "semihard"}
@@ -224,6 +224,16 @@ def prevented():
             about = {"arm": arm, "setting": name, "seed": seed}
             run = tree(loss, optimizer, model, batch=batch, seed=seed)
             yield Trial(f"{name}, {arm}, seed {seed}", data, run, "prevented", wrong, about)
+
+
+def floored():
+    """Hard mining on Omniglot, plain, with a floor under the spread, and annealed, and semi-hard: three seeds."""
+    arms = {"hard": HARD, "hard, floor": {"name": "SpreadFloor", "loss": HARD}}
+    arms |= {"hard, annealed": HARD | {"anneal": FLOORED // 2}, "semihard": SEMIHARD}
+    for seed, (arm, loss) in itertools.product((0, 1, 2), arms.items()):
+        about = {"arm": arm, "rate": 0.03, "seed": seed}
+        run = tree(loss, adam(0.03), USUAL["omniglot"], seed=seed, steps=FLOORED)
+        yield Trial(f"omniglot, {arm}, {FLOORED} steps, seed {seed}", "omniglot", run, "floored", 0.0, about)
 
 
 # ---------------------------------------------------------------- one run
@@ -855,6 +865,7 @@ PARTS = {
     "largest": largest,
     "softened": softened,
     "prevented": prevented,
+    "floored": floored,
 }
 READ = {
     "calibration": ("calibration", "again"),
