@@ -51,6 +51,15 @@ def test_the_nearest_maps_keep_a_range_of_the_spread(study):
         assert float((g - x).norm(dim=1).max()) <= 1.011 * study[1]["collapse"]["d_haus"]
 
 
+def test_maps_that_keep_the_spread_are_hardly_farther(study):
+    """Discussion of Xu et al. 2022: F_TS without collapsed maps. H/2 and d_iso/2 bound it too, as it is a subset."""
+    found = study[1]["collapse"]
+    x, y = torch.tensor(found["f"]), torch.tensor(found["labels"])
+    assert found["restricted"]["total"] >= 0.999
+    assert found["d_haus"] * 0.999 <= found["restricted"]["d_haus"] <= 1.05 * found["d_haus"]
+    assert found["restricted"]["d_haus"] >= G.hardness(x, y) / 4
+
+
 def test_more_dimensions_collapse_less(study):
     for line in study[1]["shrink"]["table"].values():
         assert line["8"]["shrink"] < line["1"]["shrink"]

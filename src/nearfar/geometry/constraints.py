@@ -162,11 +162,15 @@ class Program:
         return found
 
 
-def descend(program: Program, g: Any, *, iterations: int = 300) -> Any:
-    """Run SLSQP from a separated g (from f itself it diverges); the result is nearly feasible and needs a repair."""
+def descend(program: Program, g: Any, keep: Choice | None = None, *, iterations: int = 300) -> Any:
+    """Run SLSQP from a separated g (from f itself it diverges); the result is nearly feasible and needs a repair.
+
+    `keep` returns a number that must not be negative and its gradient [N, n].
+    """
     slope = np.zeros(program.size)
     slope[-1] = 1.0
-    return _minimize(program, g, lambda z: (z[-1], slope), iterations)
+    more = [] if keep is None else [_bound(_of_rows(program, keep))]
+    return _minimize(program, g, lambda z: (z[-1], slope), iterations, more)
 
 
 def settle(program: Program, g: Any, value: float, choose: Choice | None = None, *, iterations: int = 300) -> Any:
@@ -175,17 +179,27 @@ def settle(program: Program, g: Any, value: float, choose: Choice | None = None,
     `choose` returns a number and its gradient [N, n]; by default it is the squared distance to f.
     """
     choose = choose or (lambda rows: (((rows - program.f) ** 2).sum(), 2 * (rows - program.f)))
+    limit = np.zeros(program.size)
+    limit[-1] = -1.0
+    bound = _bound(lambda z: (value - z[-1], limit))
+    return _minimize(program, g, _of_rows(program, choose), iterations, [bound])
 
-    def objective(z: Any) -> tuple[float, Any]:
-        found, gradient = choose(program.rows(z))
+
+def _of_rows(program: Program, choose: Choice) -> Choice:
+    """A function of the rows as a function of the variables z."""
+
+    def found(z: Any) -> tuple[float, Any]:
+        value, gradient = choose(program.rows(z))
         slope = np.zeros(len(z))
         slope[: gradient.size] = gradient.ravel()
-        return float(found), slope
+        return float(value), slope
 
-    limit = np.zeros((1, program.size))
-    limit[0, -1] = -1.0
-    bound = {"type": "ineq", "fun": lambda z: value - z[-1:], "jac": lambda z: limit}
-    return _minimize(program, g, objective, iterations, [bound])
+    return found
+
+
+def _bound(function: Choice) -> dict[str, Any]:
+    """A constraint for SLSQP: the function must not be negative."""
+    return {"type": "ineq", "fun": lambda z: function(z)[0], "jac": lambda z: function(z)[1]}
 
 
 def _minimize(

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from nearfar import geometry
 from nearfar._utils.files import write_text
-from nearfar.geometry.constraints import Choice, Program, settle
+from nearfar.geometry.constraints import Choice, Program, descend, settle
 from nearfar.geometry.repair import class_means
 from nearfar.studies import _isometry_figures as figures
 
@@ -133,20 +133,37 @@ def collapse(rows: int, starts: int) -> dict[str, Any]:
     x, y = draw_rows(rows, 2, 0)
     haus = geometry.hausdorff_distance(x, y, starts=starts)
     ends = {name: {"map": g.tolist(), **_kept_spread(x, g, y)} for name, g in extreme_spreads(x, y, haus).items()}
-    return {"f": x.tolist(), "labels": y.tolist(), "d_haus": haus.upper, **ends}
+    kept = keep_spread(x, y, torch.tensor(ends["largest"]["map"], dtype=torch.float64))
+    restricted = {"d_haus": float((kept - x).norm(dim=1).max()), **_kept_spread(x, kept, y)}
+    return {"f": x.tolist(), "labels": y.tolist(), "d_haus": haus.upper, **ends, "restricted": restricted}
 
 
 def extreme_spreads(x: Tensor, y: Tensor, haus: geometry.Separation) -> dict[str, Tensor]:
     """Of the maps within 1.001 d_haus, one with the least and one with the largest spread."""
+    return {name: settle_within(x, y, haus, _spread(sign)) for name, sign in (("least", 1.0), ("largest", -1.0))}
 
-    def spread(sign: float) -> Choice:
-        def choose(rows: Any) -> tuple[float, Any]:
-            off = rows - rows.mean(axis=0)
-            return sign * (off**2).sum(), 2 * sign * off
 
-        return choose
+def keep_spread(x: Tensor, y: Tensor, start: Tensor) -> Tensor:
+    """A nearest map of the separated ones that have at least the spread of x, by SLSQP from `start`."""
+    scale = float(torch.cdist(x, x).max())
+    program = Program("haus", (x / scale).numpy(), y.numpy())
+    whole = _spread(1.0)(program.f)[0] * 1.0001  # the repair may take a little
 
-    return {name: settle_within(x, y, haus, spread(sign)) for name, sign in (("least", 1.0), ("largest", -1.0))}
+    def keep(rows: Any) -> tuple[float, Any]:
+        found, gradient = _spread(1.0)(rows)
+        return found - whole, gradient
+
+    return geometry.repair(torch.from_numpy(descend(program, (start / scale).numpy(), keep)) * scale, y).map
+
+
+def _spread(sign: float) -> Choice:
+    """The sum of squared distances from the mean with its gradient, times a sign."""
+
+    def choose(rows: Any) -> tuple[float, Any]:
+        off = rows - rows.mean(axis=0)
+        return sign * (off**2).sum(), 2 * sign * off
+
+    return choose
 
 
 def shrink_factors(seeds: int, counts: tuple[int, ...], widths: tuple[int, ...]) -> dict[str, Any]:
