@@ -422,7 +422,7 @@ def test_a_recorded_loss_in_ddp(device):
         both(use, 2 * CALLS)
         assert both.recordings
     finally:
-        shared.clear()  # a reducer that holds the last reference to a group joins its threads under the interpreter's lock
+        shared.clear()  # the last reference to a group, if a reducer has it, joins threads that may wait for the GIL
         gc.collect()
         dist.destroy_process_group()
 

@@ -48,7 +48,7 @@ def test_a_group_of_one_process(tmp_path):
     try:
         mine, other = (script("two_processes.py", library)["train"](0, 1, 3, 32) for library in ("nearfar", "PML"))
     finally:
-        gc.collect()  # a reducer that holds the last reference to a group joins its threads under the interpreter's lock
+        gc.collect()  # the last reference to a group, if a reducer has it, joins threads that may wait for the GIL
         dist.destroy_process_group()
     assert mine["loss"] == pytest.approx(other["loss"], rel=1e-4)
 
