@@ -277,8 +277,8 @@ def _moments(call: OperatorCall, of: UncertaintySet, losses: Tensor, measure: Te
     t = call.whole(call.fold("negative", of, fold, sums=MOMENTS, **weights)[0])
     p = (inside * (first + tilt * gap)).to(losses.dtype)
     through = t.sum() + (p * torch.where(measure > 0, losses, 0.0)).sum().to(t.dtype)
-    found: Tensor = value + (through - through.detach())
-    return found[None]
+    result: Tensor = value + (through - through.detach())
+    return result[None]
 
 
 FINISH: dict[str, Callable[[OperatorCall], Tensor]] = {
