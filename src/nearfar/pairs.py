@@ -5,8 +5,6 @@ whole loss as a few numbers, which a kernel can compute) are optional: engines t
 them, and tests compare them with autograd.
 """
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from dataclasses import KW_ONLY, dataclass

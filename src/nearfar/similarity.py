@@ -10,8 +10,6 @@ rows are close together; `prepared` then moves the origin among them, which chan
 only some rows are close together, losses use float64 rows, or differences of rows (engines/distances.py).
 """
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from typing import Any, Literal

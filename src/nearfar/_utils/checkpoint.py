@@ -1,7 +1,5 @@
 """Checkpoints: written atomically, sealed, plain values and tensors only, read with `weights_only=True`."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Collection
 from pathlib import Path

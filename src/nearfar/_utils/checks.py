@@ -4,8 +4,6 @@ Shapes and types are always checked: they cost nothing. Values are checked only 
 tensor outside `torch.compile`); on a GPU a read would stall the queue, so there `Deferred` reports a step later.
 """
 
-from __future__ import annotations
-
 import difflib
 import math
 import os

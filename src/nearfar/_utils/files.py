@@ -5,8 +5,6 @@ before it, stored as the comment of the zip file. NumPy and torch read such a fi
 noticed before anything in it is used.
 """
 
-from __future__ import annotations
-
 import ast
 import hashlib
 import math

@@ -1,7 +1,5 @@
 """Small HTML tables for notebooks: no script or style sheet, all text escaped, readable on light and dark."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from html import escape
 

@@ -4,8 +4,6 @@ A line ends in `"crc": "xxxxxxxx"}`, the CRC-32 of its bytes without that field.
 line without one is damaged; files that other programs wrote need none.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import zlib

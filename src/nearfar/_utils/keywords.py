@@ -5,8 +5,6 @@ Triplet(margn=1)           TypeError: Triplet: there is no margn=; did you mean 
 nf.losses.SupConLoss       AttributeError: module 'nearfar.losses' has no attribute 'SupConLoss'; write SupCon.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Iterable
 from functools import cache

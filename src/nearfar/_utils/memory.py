@@ -1,7 +1,5 @@
 """Free memory, and a check that something fits into it before it is allocated."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """The frame of every HTML page: head, colors of light and dark mode, content security policy, footer."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 from html import escape

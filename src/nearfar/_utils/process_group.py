@@ -3,8 +3,6 @@
 Every rank holds all rows and gets all results, so that a value, a dual or a gradient is the same number on every rank.
 """
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager

@@ -1,7 +1,5 @@
 """Progress of long work: a bar with rate and time left in a terminal, otherwise a plain line now and then."""
 
-from __future__ import annotations
-
 import sys
 import threading
 import time

@@ -1,7 +1,5 @@
 """`Workers`: run many jobs concurrently, in processes that share the cores and the GPU."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal

@@ -1,7 +1,5 @@
 """`HardClasses`: embeddings of the representatives, and the classes nearest to a seed class (Can et al. 2019)."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 import numpy as np

@@ -1,7 +1,5 @@
 """`MPerClass`: batches of C classes with S samples each that visit every sample in every epoch."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """`Representatives`: batches of alternating projections (Can et al. 2019), with one representative per class."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any, Literal

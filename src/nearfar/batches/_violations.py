@@ -1,7 +1,5 @@
 """`violations`: which pairs break their distance bound (the feasible set of Can et al. 2019), and by how much."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -1,7 +1,5 @@
 """The figure of a benchmark: time and memory of each loss against the number of rows, with PML's failures marked."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

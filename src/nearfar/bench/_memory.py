@@ -4,8 +4,6 @@ A new process does not count memory that another loss has left, or libraries tha
 limit, the operating system stops that process, and the benchmark continues.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import sys
 import warnings

@@ -1,7 +1,5 @@
 """Output of a benchmark: a line per row and JSON while it runs, Markdown and a PNG at the end."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace

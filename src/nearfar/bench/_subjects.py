@@ -5,8 +5,6 @@ losses differ in what they average over or in their initialization. Losses that 
 is timed inside a loss.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager

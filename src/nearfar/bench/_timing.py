@@ -4,8 +4,6 @@ One thread on a CPU is timed in CPU seconds, so that other processes do not coun
 clock.
 """
 
-from __future__ import annotations
-
 import statistics
 import time
 import warnings

@@ -3,8 +3,6 @@
 CUB-200-2011 and Flowers-102 may also be tar archives with a table of labels; Omniglot is one `.npz` file.
 """
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path

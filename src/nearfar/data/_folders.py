@@ -1,7 +1,5 @@
 """Your own data: one folder per class, a CSV manifest, or vectors in `.npz` files."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`View` and `collate`: transformed samples for a DataLoader, with augmentation seeded by (seed, draw, sample)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 

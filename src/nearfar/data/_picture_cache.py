@@ -1,7 +1,5 @@
 """Pictures that are decoded once, and then read from one file, from memory, or from the device."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import os

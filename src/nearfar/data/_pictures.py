@@ -1,7 +1,5 @@
 """Image files with labels, opened on access; an error or warning names a file that cannot be read."""
 
-from __future__ import annotations
-
 import errno
 import io
 import struct

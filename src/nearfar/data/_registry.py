@@ -1,7 +1,5 @@
 """`open_data`: open any data set by its name, or by the files at a path."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Safe reading of text files that list images: files from untrusted sources, in which a line may be huge."""
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Iterator
 from pathlib import Path

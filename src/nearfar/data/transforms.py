@@ -5,8 +5,6 @@ in two steps: `draw(size, generator)` draws the random numbers of one sample, an
 of many samples at once, on their device. Both ways give the same result (photographs agree to two gray levels).
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable, Sequence

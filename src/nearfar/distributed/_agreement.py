@@ -4,8 +4,6 @@ A rank with another loss, another dtype or invalid input would change what the o
 different sizes abort. `agree` finds the difference first, and all ranks raise the same error.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Iterator, Mapping

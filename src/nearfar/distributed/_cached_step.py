@@ -1,7 +1,5 @@
 """`cached_step`: the gradient of a batch that does not fit into memory, computed in chunks (gradient caching)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal

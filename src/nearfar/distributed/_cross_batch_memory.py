@@ -1,7 +1,5 @@
 """`CrossBatchMemory`: embeddings of past batches as further references, in a ring buffer saved in checkpoints."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any
 

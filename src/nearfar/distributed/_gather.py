@@ -1,7 +1,5 @@
 """`Distributed`: the loss over the rows of all processes, with the value and gradient of a single process."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

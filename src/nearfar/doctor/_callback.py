@@ -1,7 +1,5 @@
 """`Doctor`: a training callback that examines the same few samples every n steps and reports new findings."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 

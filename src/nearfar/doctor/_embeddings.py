@@ -1,7 +1,5 @@
 """`diagnose`: diagnose an embedding space from embeddings and labels, and optionally the loss."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace

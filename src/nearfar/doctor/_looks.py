@@ -3,8 +3,6 @@
 The callback and the journal's diagnosis apply the same rules to the same looks, so they cannot disagree.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median

@@ -1,7 +1,5 @@
 """Remedies in words and as flags of `nearfar train`; only those that suit the run's configuration are suggested."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

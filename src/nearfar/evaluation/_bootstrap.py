@@ -5,8 +5,6 @@ therefore resampled; intervals over queries would be too narrow. Per-query resul
 only weights them differently.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

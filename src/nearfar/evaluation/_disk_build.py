@@ -5,8 +5,6 @@ digests of its rows, of the trained state and of its own bytes; the joined lists
 network; finally `about.json`. A second run keeps what still fits, makes the rest, and ends with the same bytes.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The files of an index in a folder: digests, memory-mapped names, and the record `about.json`."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

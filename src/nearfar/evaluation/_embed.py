@@ -1,7 +1,5 @@
 """`embed`: run a model over a data set in batches; an interrupted run can be resumed."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import time

@@ -1,7 +1,5 @@
 """`evaluate`: retrieval and clustering scores with confidence intervals; `compare`: is one space better?"""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field

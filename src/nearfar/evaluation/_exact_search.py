@@ -9,8 +9,6 @@ If queries are the references, each pair of strips i < j is multiplied once: on 
 the owner of i. So each rank does half of the work of each visit.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass

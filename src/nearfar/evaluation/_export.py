@@ -1,7 +1,5 @@
 """Export a model to ONNX, and check that onnxruntime gives the same vectors as torch."""
 
-from __future__ import annotations
-
 import io
 import json
 import logging

@@ -7,8 +7,6 @@ ivfpq    the same, each row coded in a few bytes by a product quantizer.
 hnsw     graphs of `chunk` rows each; on disk, mapped files that are searched one after the other.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

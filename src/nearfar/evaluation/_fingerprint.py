@@ -4,8 +4,6 @@ A fingerprint is "weights/preprocessing", or "weights" alone if the network was 
 must not be compared in one search; unknown fingerprints are accepted.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

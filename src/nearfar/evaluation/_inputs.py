@@ -1,7 +1,5 @@
 """Convert the inputs of an evaluation: tensors, arrays, lists or `Vectors`, with labels or a relation."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -13,8 +13,6 @@ The numbers are those of trec_eval, and every judged query counts: one without r
 scores 0. (`trec_eval` leaves queries without results out, unless it is called with -c.)
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field

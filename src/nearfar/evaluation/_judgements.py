@@ -8,8 +8,6 @@
 Files may come from others: an error is one sentence that names the line.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -6,8 +6,6 @@ Ties are resolved by position: of two references with equal scores the first one
 are searched among themselves, and no row is its own neighbor (by position, not by value).
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch

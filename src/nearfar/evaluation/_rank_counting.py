@@ -4,8 +4,6 @@ With several processes each rank counts among its own references, and the counts
 largest over all ranks, and of equal keys the earliest reference is the first.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch

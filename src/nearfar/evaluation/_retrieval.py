@@ -10,8 +10,6 @@ A lone query (R = 0) has no right answer: it is counted and reported, and left o
 labels per sample, a matrix, ignored pairs) may take the place of labels; references that it leaves out are not ranked.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 

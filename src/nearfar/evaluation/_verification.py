@@ -4,8 +4,6 @@ TAR at FAR = f: the share of positive pairs that are accepted by the lowest thre
 the negative pairs.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -8,8 +8,6 @@ of a matrix product depends on the shape of its factors (and for a few shapes on
 are those of one process, and each is computed on one rank.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar

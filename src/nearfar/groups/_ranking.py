@@ -6,8 +6,6 @@ group. So both losses are ordinary products: the pair loss says how much one ref
 size sums these counts, and `terms` forms the quotient.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 

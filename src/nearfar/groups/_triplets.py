@@ -5,8 +5,6 @@ instead of s_an. Positive pairs are gathered into P columns, with P the maximum 
 instead of n·m².
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Checks the relation that a loss is called with."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from nearfar.relations.relation import Relation

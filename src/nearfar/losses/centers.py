@@ -4,8 +4,6 @@ The K centers of a class form one reference row, side by side; `similarity.Cente
 class. Everything else is the same product as in the losses with one vector per class.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

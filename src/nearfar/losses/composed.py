@@ -1,7 +1,5 @@
 """`Composed`: a `RobustLoss` on rows or pairs that are first computed from the batch, such as proxies."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Which rows of a batch have pairs to learn from, and the reason if none has."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from torch import Tensor

@@ -1,7 +1,5 @@
 """`explain`: the pair losses, the weights p* and the dual variables behind the value of a loss."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import torch

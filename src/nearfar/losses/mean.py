@@ -1,7 +1,5 @@
 """Losses that average over pairs: contrastive, margin, binomial deviance."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch

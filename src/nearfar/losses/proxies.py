@@ -3,8 +3,6 @@
 Proxies are reference rows.
 """
 
-from __future__ import annotations
-
 from abc import ABC
 from dataclasses import field
 

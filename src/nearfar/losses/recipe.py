@@ -1,7 +1,5 @@
 """`Recipe`: the base class of named losses, which derive the factors of a `RobustLoss` from a few settings."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 
 from nearfar.losses.factors import Factors, Pairs

@@ -1,7 +1,5 @@
 """Losses of the softmax family: NT-Xent, SupCon, circle, N-pair, tuplet margin, neighborhood components."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

@@ -1,7 +1,5 @@
 """A network that computes embeddings: a trunk, pooling of feature maps, a head, scaling to unit length."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Networks by name: ours, and those of timm and torchvision; and the default network for a shape of inputs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -84,7 +84,7 @@ class Network:
             raise ValueError(f"a size is not a whole number from 1 to {LARGEST:,}")
         if not 1 <= len(inputs) <= 4 or math.prod(inputs) > LARGEST:
             raise ValueError("its input is not a vector or picture of a usual size")
-        flags = [given[name] for name, kind in types.items() if kind == "bool"]
+        flags = [given[name] for name, kind in types.items() if kind is bool]
         if not all(type(flag) is bool for flag in flags) or given["pool"] not in POOLS:
             raise ValueError("a setting has an unknown value")
         return Network(**{**given, "name": str(given["name"]), "inputs": tuple(inputs)})

@@ -1,7 +1,5 @@
 """Networks of timm and torchvision as trunks, without their classifiers."""
 
-from __future__ import annotations
-
 import difflib
 from collections import OrderedDict
 from importlib import import_module

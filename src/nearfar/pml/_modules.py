@@ -5,8 +5,6 @@
 that they derive from.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module

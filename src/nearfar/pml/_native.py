@@ -5,8 +5,6 @@ Its `forward` checks that everything involved is known: the class and its method
 of the arguments. If so, our code runs with the present settings; otherwise PML's own `forward` does.
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import cache

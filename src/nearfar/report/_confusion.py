@@ -1,7 +1,5 @@
 """Confusion of the worst classes: the classes of the nearest neighbors of their queries."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

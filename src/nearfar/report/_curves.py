@@ -4,8 +4,6 @@ A chart is as wide as a telephone, so that its labels appear in their given size
 on a larger screen.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from html import escape

@@ -5,8 +5,6 @@ score. Half of the gallery are the worst failures, a quarter are failures of the
 right answers drawn at random.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ A source is a pair of arrays, `Vectors`, a `vectors.npz` (x, y and optionally na
 (config.yaml, journal.jsonl, embeddings.npz). The page names what a source lacks.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

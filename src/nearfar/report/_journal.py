@@ -3,8 +3,6 @@
 Steps are reduced to a few hundred buckets, each with its mean, lowest and highest value, so that peaks stay visible.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping

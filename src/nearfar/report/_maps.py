@@ -4,8 +4,6 @@ Both maps show the same points. If there are more than the limit, whole classes 
 at random, because a few points do not show a class.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

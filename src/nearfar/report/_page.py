@@ -4,8 +4,6 @@ The scores come from `nearfar.evaluate`. The data of the page's scripts is a JSO
 and the page's content security policy forbids other scripts and all connections.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterable, Sequence

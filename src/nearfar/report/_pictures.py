@@ -5,8 +5,6 @@ Small gray drawings are encoded without loss; if their background is black (as i
 to dark ink on light, and the page inverts them back in dark mode.
 """
 
-from __future__ import annotations
-
 import base64
 import io
 import os

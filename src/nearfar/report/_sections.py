@@ -1,7 +1,5 @@
 """The static sections of the page: headline, scores, curves, findings, confusion, configuration. Text is escaped."""
 
-from __future__ import annotations
-
 import platform
 import re
 from collections.abc import Mapping, Sequence

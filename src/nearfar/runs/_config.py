@@ -1,7 +1,5 @@
 """Read and write the configuration of a run: frozen dataclasses from YAML and flags; reading never runs code."""
 
-from __future__ import annotations
-
 import re
 import types
 import typing

@@ -1,7 +1,5 @@
 """The journal of a run: one JSON object per line, flushed when written, and cut back when a run is resumed."""
 
-from __future__ import annotations
-
 import json
 import os
 import warnings

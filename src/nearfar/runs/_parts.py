@@ -1,7 +1,5 @@
 """Build the losses, samplers and their inner parts that a configuration names."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Mapping
 from types import ModuleType

@@ -1,7 +1,5 @@
 """The sections of a configuration: frozen dataclasses, every key with its default and its help text."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType

@@ -1,7 +1,5 @@
 """Which configuration keys may change when a run is resumed; a change of another key is an error that names it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any

@@ -1,7 +1,5 @@
 """`Searcher`: search an index by a picture or a vector; answers are names and scores."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

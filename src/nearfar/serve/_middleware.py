@@ -3,8 +3,6 @@
 Needs the extra `serve`.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Awaitable, Callable, MutableMapping

@@ -1,7 +1,5 @@
 """Pictures of requests, decoded within limits, and small pictures of the rows of an index."""
 
-from __future__ import annotations
-
 import base64
 import io
 import warnings

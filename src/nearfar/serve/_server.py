@@ -3,8 +3,6 @@
 uvicorn has no timeout for headers or bodies, and its limit on connections refuses new clients while slow ones stay.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import ipaddress

@@ -3,8 +3,6 @@
 Every refusal is JSON {"error": "one sentence"} with a 4xx status. Pictures are asked for by row, never by path.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time

@@ -1,7 +1,5 @@
 """The checkpoints of a run: the last state to resume from, the best weights, and the states of random generators."""
 
-from __future__ import annotations
-
 import os
 import random
 import shutil

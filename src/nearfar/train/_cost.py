@@ -1,7 +1,5 @@
 """Measure what training costs: the time of a step, and the peak memory of a piece of work."""
 
-from __future__ import annotations
-
 import copy
 import time
 import weakref

@@ -1,7 +1,5 @@
 """`dry_run`: prepare a run, measure a few steps without keeping them, draw a batch, and report what a run needs."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path

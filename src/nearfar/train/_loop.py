@@ -1,7 +1,5 @@
 """`fit`: the training loop."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

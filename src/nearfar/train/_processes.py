@@ -1,7 +1,5 @@
 """The processes of a run: a single one without accelerate, or several, on whose number all sources must agree."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import sys

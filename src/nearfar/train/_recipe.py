@@ -1,7 +1,5 @@
 """Default configurations for photographs and vectors."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any

@@ -1,7 +1,5 @@
 """Open a run folder: its configuration, its network with the best weights, its data."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

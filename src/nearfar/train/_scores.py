@@ -1,7 +1,5 @@
 """Score a network during and after training: embed samples, `nf.evaluate` them, and compare with baselines."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ computed, and scatters their gradients afterwards. accelerate calls the same fun
 also covers CPUs, on which it is tested.
 """
 
-from __future__ import annotations
-
 import copy
 import re
 import warnings

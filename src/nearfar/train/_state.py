@@ -1,7 +1,5 @@
 """`TrainState`: data, network, loss, optimizer and sampler of a run, built from its configuration; and its steps."""
 
-from __future__ import annotations
-
 import functools
 import random
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Log the scalars of a run to TensorBoard, Weights & Biases and MLflow, through accelerate's trackers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path

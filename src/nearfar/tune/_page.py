@@ -1,7 +1,5 @@
 """`build`: one self-contained page about a search: history, losses, keys, trials, the best configuration."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """`Proposals`: an Optuna study for one loss, which proposes values from the outcomes of earlier trials."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import warnings

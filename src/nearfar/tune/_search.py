@@ -1,7 +1,5 @@
 """`search`: Optuna varies keys of a configuration, and trials are scored on held-out training classes alone."""
 
-from __future__ import annotations
-
 import functools
 import json
 import time

@@ -1,7 +1,5 @@
 """`Space`: the keys of a configuration that a search varies, each with a `Range` of numbers or a list of `Choices`."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import math

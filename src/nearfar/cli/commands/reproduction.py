@@ -1,7 +1,5 @@
 """`nearfar reproduce`: reproduce the figures and claims of a paper."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Any
 

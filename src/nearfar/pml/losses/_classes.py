@@ -1,7 +1,5 @@
 """Losses with class vectors: the margin is only applied to the n cosines between rows and their own classes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

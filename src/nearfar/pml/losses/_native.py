@@ -1,7 +1,5 @@
 """`Native`: a PML loss computed by one of nearfar's losses whenever the result is the same."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any, ClassVar, cast
 

@@ -1,7 +1,5 @@
 """PML's pair losses as recipes of nearfar's."""
 
-from __future__ import annotations
-
 import torch
 from pytorch_metric_learning import losses, reducers
 from torch.nn.functional import softplus

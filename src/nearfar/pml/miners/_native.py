@@ -4,8 +4,6 @@ On a GPU what precedes the listing is recorded as a CUDA graph, because launchin
 work.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any, ClassVar
 
