@@ -23,19 +23,12 @@ STEP = 32
 
 @dataclass(frozen=True, eq=False)
 class Ragged:
-    """Pictures of different sizes in one tensor.
+    """Pictures of different sizes in one tensor."""
 
-    Attributes:
-        pixels: uint8 [p, 3], all pixels, picture after picture, row after row.
-        start: int64 [b], the first pixel of each picture.
-        height: int64 [b].
-        width: int64 [b].
-    """
-
-    pixels: Tensor
-    start: Tensor
-    height: Tensor
-    width: Tensor
+    pixels: Tensor  # uint8 [p, 3], all pixels, picture after picture, row after row
+    start: Tensor  # int64 [b], the first pixel of each picture
+    height: Tensor  # int64 [b]
+    width: Tensor  # int64 [b]
 
     @property
     def device(self) -> torch.device:
@@ -106,19 +99,12 @@ def _region(pictures: Ragged, left: Tensor, top: Tensor, wide: int, high: int) -
 
 @dataclass(frozen=True, eq=False)
 class DeviceSamples:
-    """Samples on a device; subsets share the tensors of the whole.
+    """Samples on a device; subsets share the tensors of the whole."""
 
-    Attributes:
-        x: all samples: a tensor [m, ...], or pictures of different sizes.
-        rows: int64 [n], the row of each sample in `x`; of a substitute if it cannot be read.
-        readable: bool [n], whether the sample itself can be read.
-        sizes: int64 [n, 2], width and height of each.
-    """
-
-    x: Tensor | Ragged
-    rows: NDArray[np.int64]
-    readable: NDArray[np.bool_]
-    sizes: NDArray[np.int64]
+    x: Tensor | Ragged  # all samples: a tensor [m, ...], or pictures of different sizes
+    rows: NDArray[np.int64]  # int64 [n], the row of each sample in `x`; of a substitute if it cannot be read
+    readable: NDArray[np.bool_]  # bool [n], whether the sample itself can be read
+    sizes: NDArray[np.int64]  # int64 [n, 2], width and height of each
 
     def part(self, rows: NDArray[np.int64]) -> DeviceSamples:
         """A subset of the samples, which shares their tensors."""

@@ -48,19 +48,12 @@ Read = Callable[[str], bytes | None]
 
 @dataclass(frozen=True)
 class LabelRule:
-    """Where the labels of samples are.
+    """Where the labels of samples are."""
 
-    Attributes:
-        suffix: the suffix of the file that holds the label; empty with a table.
-        keys: keys that lead to the label inside a .json file.
-        table: label and side ("" if not given) by the sample's key.
-        file: the file of the table.
-    """
-
-    suffix: str = ""
-    keys: tuple[str, ...] = ()
-    table: Mapping[str, tuple[str, str]] | None = None
-    file: Path | None = None
+    suffix: str = ""  # the suffix of the file that holds the label; empty with a table
+    keys: tuple[str, ...] = ()  # keys that lead to the label inside a .json file
+    table: Mapping[str, tuple[str, str]] | None = None  # label and side ("" if not given) by the sample's key
+    file: Path | None = None  # the file of the table
 
     def label(self, key: str, read: Read) -> tuple[str, str]:
         """The label of a sample, and its side or "".

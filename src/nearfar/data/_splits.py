@@ -78,18 +78,13 @@ def hold_out(samples: Samples, share: float, patterns: Sequence[str] = ()) -> tu
 class Shares:
     """The numbers of classes for training, validation and the test; `str` gives them in words.
 
-    Attributes:
-        learn: classes to learn from.
-        held_out: training classes held out to choose the best weights.
-        test: test classes; 0 if they are not known to differ from the training classes.
-
     >>> print(Shares.of(15, 0.1, test=15))
     30 classes: 15 for the test, 2 held out, 13 to learn from
     """
 
-    learn: int
-    held_out: int = 0
-    test: int = 0
+    learn: int  # classes to learn from
+    held_out: int = 0  # training classes held out to choose the best weights
+    test: int = 0  # test classes; 0 if they are not known to differ from the training classes
 
     @staticmethod
     def of(training: int, share: float, *, test: int = 0) -> Shares:

@@ -27,34 +27,19 @@ NEAREST = 5
 
 @dataclass(frozen=True, eq=False)
 class Measurements:
-    """A sample of finite rows and its measures, the input of the rules.
+    """A sample of finite rows and its measures, the input of the rules."""
 
-    Attributes:
-        x: [n, d] rows.
-        y: [n] labels.
-        places: [n] their row numbers in the input.
-        space: measures of the space.
-        recall: share of rows whose nearest other row is of their class; rows alone in their class are left out.
-        chance: the `recall` expected by chance.
-        near: [n, k] labels of the nearest rows.
-        pull: distribution of the gradient over pairs and rows, if a loss was given.
-        value: the value of that loss.
-        margin: α, if known.
-        metric: "cosine" or "euclidean".
-        limits: the thresholds.
-    """
-
-    x: Tensor
-    y: Tensor
-    places: Tensor
-    space: Collapse
-    recall: float
-    chance: float
-    near: Tensor
-    pull: Pull | None
-    value: float | None
-    margin: float | None
-    metric: str
+    x: Tensor  # [n, d] rows
+    y: Tensor  # [n] labels
+    places: Tensor  # [n] their row numbers in the input
+    space: Collapse  # measures of the space
+    recall: float  # share of rows whose nearest other row is of their class; rows alone in their class are left out
+    chance: float  # the `recall` expected by chance
+    near: Tensor  # [n, k] labels of the nearest rows
+    pull: Pull | None  # distribution of the gradient over pairs and rows, if a loss was given
+    value: float | None  # the value of that loss
+    margin: float | None  # α, if known
+    metric: str  # "cosine" or "euclidean"
     limits: Thresholds
 
     @property

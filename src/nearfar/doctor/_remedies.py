@@ -51,21 +51,13 @@ class Remedy:
 
 @dataclass(frozen=True)
 class Patient:
-    """The facts about a run that decide which remedies fit it.
+    """The facts about a run that decide which remedies fit it."""
 
-    Attributes:
-        config: its configuration; None if unknown.
-        classes: the number of training classes; None if unknown.
-        best_step: the step of its best weights.
-        steps: the number of steps it took.
-        rising: whether more steps may help: the last evaluation is the best, or there is none.
-    """
-
-    config: Config | None = None
-    classes: int | None = None
-    best_step: int = 1
-    steps: int = 1
-    rising: bool = True
+    config: Config | None = None  # its configuration; None if unknown
+    classes: int | None = None  # the number of training classes; None if unknown
+    best_step: int = 1  # the step of its best weights
+    steps: int = 1  # the number of steps it took
+    rising: bool = True  # whether more steps may help: the last evaluation is the best, or there is none
 
     @property
     def margin(self) -> float | None:

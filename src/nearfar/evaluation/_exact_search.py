@@ -70,23 +70,14 @@ def strips(
 
 @dataclass(frozen=True)
 class _Grid:
-    """How a search is cut into tiles, in one process and in many.
+    """How a search is cut into tiles, in one process and in many."""
 
-    Attributes:
-        rows: number of queries.
-        columns: number of references.
-        tall: queries per strip.
-        wide: references per tile.
-        itself: the queries are the references.
-        once: each pair of strips is multiplied once; then `tall` and `wide` are equal.
-    """
-
-    rows: int
-    columns: int
-    tall: int
-    wide: int
-    itself: bool
-    once: bool
+    rows: int  # number of queries
+    columns: int  # number of references
+    tall: int  # queries per strip
+    wide: int  # references per tile
+    itself: bool  # the queries are the references
+    once: bool  # each pair of strips is multiplied once; then `tall` and `wide` are equal
 
     def strip(self, number: int) -> slice:
         return slice(number * self.tall, min((number + 1) * self.tall, self.rows))

@@ -13,19 +13,12 @@ from nearfar.relations.relation import Relation
 
 @dataclass(frozen=True, eq=False)
 class Inputs:
-    """Queries, their labels or relation, and the gallery if there is one.
+    """Queries, their labels or relation, and the gallery if there is one."""
 
-    Attributes:
-        x: [n, d] queries.
-        y: [n] labels, or a relation n x m.
-        ref: [m, d] gallery, or None.
-        ref_y: [m] labels of the gallery; None without a gallery, and if y is a relation.
-    """
-
-    x: Tensor
-    y: Tensor | Relation
-    ref: Tensor | None = None
-    ref_y: Tensor | None = None
+    x: Tensor  # [n, d] queries
+    y: Tensor | Relation  # [n] labels, or a relation n x m
+    ref: Tensor | None = None  # [m, d] gallery, or None
+    ref_y: Tensor | None = None  # [m] labels of the gallery; None without a gallery, and if y is a relation
 
 
 def read_inputs(owner: str, embeddings: Any, labels: Any, ref_emb: Any = None, ref_labels: Any = None) -> Inputs:

@@ -48,22 +48,14 @@ class Collection:
 
 @dataclass(frozen=True, eq=False)
 class Ranked:
-    """Results of the judged queries, one entry for each query and document.
+    """Results of the judged queries, one entry for each query and document."""
 
-    Attributes:
-        documents: document -> its number.
-        query: int64 [r], the number of the query.
-        document: int64 [r], the number of the document.
-        score: float64 [r], larger is better.
-        unjudged: number of queries without judgements, which were left out.
-        by_place: of equal scores the document with the smaller number is first; otherwise the larger name is.
-    """
-
-    documents: dict[str, int]
-    query: np.ndarray
-    document: np.ndarray
-    score: np.ndarray
-    unjudged: int = 0
+    documents: dict[str, int]  # document -> its number
+    query: np.ndarray  # int64 [r], the number of the query
+    document: np.ndarray  # int64 [r], the number of the document
+    score: np.ndarray  # float64 [r], larger is better
+    unjudged: int = 0  # number of queries without judgements, which were left out
+    # of equal scores the document with the smaller number is first; otherwise the larger name is
     by_place: bool = False
 
     def order(self) -> np.ndarray:

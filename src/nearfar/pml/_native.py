@@ -57,21 +57,13 @@ class Total(Mean):
 
 @dataclass(frozen=True, eq=False)
 class Setup:
-    """The distance and reducer of a PML loss, converted to nearfar's.
+    """The distance and reducer of a PML loss, converted to nearfar's."""
 
-    Args:
-        similarity: the distance as a similarity (larger = more similar).
-        inverted: PML's distance is itself a similarity: larger numbers mean more similar.
-        reducer: the class of PML's reducer.
-        reduction: the reducer, if terms are anchors or positive pairs.
-        over: the reducer, if terms are pairs or triplets.
-    """
-
-    similarity: Similarity
-    inverted: bool
-    reducer: type[nn.Module]
-    reduction: Reduction
-    over: UncertaintySet
+    similarity: Similarity  # the distance as a similarity (larger = more similar)
+    inverted: bool  # PML's distance is itself a similarity: larger numbers mean more similar
+    reducer: type[nn.Module]  # the class of PML's reducer
+    reduction: Reduction  # the reducer, if terms are anchors or positive pairs
+    over: UncertaintySet  # the reducer, if terms are pairs or triplets
 
     def score(self, number: Number) -> Number:
         """Convert a number in the units of PML's distance, such as a margin, to a score."""

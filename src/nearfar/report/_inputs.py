@@ -28,27 +28,16 @@ KEYS = ("x", "y", "name", "classes", "images")
 
 @dataclass(frozen=True, eq=False)
 class Inputs:
-    """The inputs of a report.
+    """The inputs of a report."""
 
-    Attributes:
-        x: [n, d] float vectors on the CPU.
-        y: [n] int64 labels.
-        names: one name per row: a file name, or "row 17".
-        classes: label -> the name of the class.
-        picture: row -> an array, a path or a PIL image; None without pictures.
-        journal: the training curves, possibly none.
-        config: the text of config.yaml, possibly empty.
-        title: title of the page.
-    """
-
-    x: Tensor
-    y: Tensor
-    names: tuple[str, ...]
-    classes: dict[int, str]
-    picture: ImageReader | None
-    journal: Journal
-    config: str
-    title: str
+    x: Tensor  # [n, d] float vectors on the CPU
+    y: Tensor  # [n] int64 labels
+    names: tuple[str, ...]  # one name per row: a file name, or "row 17"
+    classes: dict[int, str]  # label -> the name of the class
+    picture: ImageReader | None  # row -> an array, a path or a PIL image; None without pictures
+    journal: Journal  # the training curves, possibly none
+    config: str  # the text of config.yaml, possibly empty
+    title: str  # title of the page
 
 
 def read_inputs(

@@ -20,19 +20,13 @@ GRID = 10_000
 
 @dataclass(frozen=True, eq=False)
 class Map:
-    """Points of the map.
+    """Points of the map."""
 
-    Attributes:
-        rows: [p] the rows that are shown.
-        pca: [p, 2] coordinates along the principal axes, 0..GRID.
-        tsne: [p, 2] coordinates of t-SNE, 0..GRID; None if there are too few or too many points, or no scikit-learn.
-        explained: share of the variance that the two principal axes explain.
-    """
-
-    rows: np.ndarray
-    pca: np.ndarray
+    rows: np.ndarray  # [p] the rows that are shown
+    pca: np.ndarray  # [p, 2] coordinates along the principal axes, 0..GRID
+    # [p, 2] coordinates of t-SNE, 0..GRID; None if there are too few or too many points, or no scikit-learn
     tsne: np.ndarray | None
-    explained: float
+    explained: float  # share of the variance that the two principal axes explain
 
 
 def flat_map(x: Tensor, y: Tensor, worst: list[int], *, points: int, similarity: Metric, seed: int) -> Map:

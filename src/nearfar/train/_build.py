@@ -52,17 +52,11 @@ def open_dataset(spec: DataConfig, on_corrupt: OnCorrupt | None = None) -> DataS
 
 @dataclass(frozen=True)
 class Input:
-    """The network's input.
+    """The network's input."""
 
-    Attributes:
-        transform: the name of the transform.
-        shape: the shape of a transformed sample in evaluation.
-        data: the configuration of the data, with the options of the transform.
-    """
-
-    transform: str
-    shape: tuple[int, ...]
-    data: DataConfig
+    transform: str  # the name of the transform
+    shape: tuple[int, ...]  # the shape of a transformed sample in evaluation
+    data: DataConfig  # the configuration of the data, with the options of the transform
 
     @staticmethod
     def of(config: Config, data: DataSet) -> Input:

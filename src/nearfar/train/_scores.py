@@ -95,19 +95,12 @@ def _gather_batches(group: ProcessGroup, x: Tensor | None, rows: Tensor) -> tupl
 
 @dataclass(frozen=True, eq=False)
 class Score:
-    """The result of `score`.
-
-    Attributes:
-        evaluation: the scores.
-        x: [m, d] the vectors.
-        rows: [m] the samples' numbers.
-        left_out: names of the samples that cannot be read, those of the gallery included.
-    """
+    """The result of `score`."""
 
     evaluation: Evaluation
-    x: Tensor
-    rows: Labels
-    left_out: tuple[str, ...]
+    x: Tensor  # [m, d] the vectors
+    rows: Labels  # [m] the samples' numbers
+    left_out: tuple[str, ...]  # names of the samples that cannot be read, those of the gallery included
 
     def notice(self) -> str:
         """The message about the samples that were left out; empty if there are none."""

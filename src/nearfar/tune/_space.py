@@ -25,21 +25,14 @@ FEW = 1000
 
 @dataclass(frozen=True)
 class Range:
-    """Numbers from `low` to `high`, both included.
+    """Numbers from `low` to `high`, both included."""
 
-    Attributes:
-        low: the smallest value.
-        high: the largest value.
-        log: sample evenly in the logarithm.
-        step: the distance between two values, counted from `low`; None for any value, or any whole number.
-        whole: only whole numbers.
-    """
-
-    low: float
-    high: float
-    log: bool = False
+    low: float  # the smallest value
+    high: float  # the largest value
+    log: bool = False  # sample evenly in the logarithm
+    # the distance between two values, counted from `low`; None for any value, or any whole number
     step: float | None = None
-    whole: bool = False
+    whole: bool = False  # only whole numbers
 
     def distribution(self, optuna: Any) -> Any:
         kind = optuna.distributions.IntDistribution if self.whole else optuna.distributions.FloatDistribution

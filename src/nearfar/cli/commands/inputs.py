@@ -86,17 +86,11 @@ class Transformed:
 
 @dataclass(frozen=True)
 class Assumed:
-    """The default preprocessing for a network that does not define one: resize the short side, crop the center.
+    """The default preprocessing for a network that does not define one: resize the short side, crop the center."""
 
-    Args:
-        size: pixels a side.
-        imagenet: standardize by ImageNet's mean and deviation.
-        pixels: uint8 in 0..255, if the network takes these; otherwise values in 0..1.
-    """
-
-    size: int
-    imagenet: bool = False
-    pixels: bool = False
+    size: int  # pixels a side
+    imagenet: bool = False  # standardize by ImageNet's mean and deviation
+    pixels: bool = False  # uint8 in 0..255, if the network takes these; otherwise values in 0..1
 
     def __call__(self, picture: Any, generator: np.random.Generator) -> Tensor:
         """One picture: [3, size, size]."""

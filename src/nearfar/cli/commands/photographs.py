@@ -28,17 +28,11 @@ __all__ = ["Photographs", "are_photographs", "describe_transform", "network_of",
 
 @dataclass(frozen=True, eq=False)
 class Photographs:
-    """A network with its preprocessing.
-
-    Attributes:
-        network: see `Model`.
-        transform: from a picture to the network's input.
-        mark: the fingerprint of its vectors, or None.
-    """
+    """A network with its preprocessing."""
 
     network: Model
-    transform: Transform
-    mark: str | None
+    transform: Transform  # from a picture to the network's input
+    mark: str | None  # the fingerprint of its vectors, or None
 
     def vector(self, picture: Any) -> Tensor:
         """The vector [d] of a PIL image."""
