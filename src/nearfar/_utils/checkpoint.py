@@ -9,12 +9,10 @@ import torch
 
 from nearfar._utils.files import check_seal, first_line, sealed
 
-FORMAT = 2
-"""Version of the format; version 1 had neither seal nor configuration."""
+FORMAT = 2  # version of the format; version 1 had neither seal nor configuration
 LAST = ("step", "config", "model", "loss", "optimizer", "sampler", "proximal", "scaler", "random", "best", "lines")
 """Keys of `last.pt`."""
-BEST = ("step", "config", "model", "score", "inputs")
-"""Keys of `best.pt`."""
+BEST = ("step", "config", "model", "score", "inputs")  # keys of `best.pt`
 
 
 def save(path: Path, state: dict[str, Any]) -> None:

@@ -25,19 +25,14 @@ from nearfar._utils.checks import printable
 Arrays = Mapping[str, np.ndarray]
 
 SEAL = b"nearfar blake2b "
-DIGEST = 64
-"""Hexadecimal digits of the digest in a seal."""
-ROOM = 1 << 30
-"""Bytes that any archive may unpack to; a larger one may hold up to `GROWTH` times its own size."""
+DIGEST = 64  # hexadecimal digits of the digest in a seal
+ROOM = 1 << 30  # bytes that any archive may unpack to; a larger one may hold up to `GROWTH` times its own size
 GROWTH = 20
-SMALL = 1 << 20
-"""Bytes that a configuration or the like may have."""
-LIMIT = "NEARFAR_UNPACK_LIMIT"
-"""The environment variable that raises `ROOM`, in bytes."""
+SMALL = 1 << 20  # bytes that a configuration or the like may have
+LIMIT = "NEARFAR_UNPACK_LIMIT"  # the environment variable that raises `ROOM`, in bytes
 
 
-_inputs: list[tuple[Path, os.stat_result]] = []
-"""Files that must not be replaced, see `protect`."""
+_inputs: list[tuple[Path, os.stat_result]] = []  # files that must not be replaced, see `protect`
 
 
 @contextmanager

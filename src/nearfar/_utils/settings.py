@@ -28,8 +28,7 @@ from nearfar._utils.checks import check_choice, check_number, check_positive, ch
 from nearfar._utils.keywords import Keywords, right_name
 
 Check = Callable[[str, str, object], None]
-MISSING: Any = inspect.Parameter.empty
-"""Marks a required argument, which has no default."""
+MISSING: Any = inspect.Parameter.empty  # marks a required argument, which has no default
 
 Number = Annotated[float | Tensor, functools.partial(check_number, learned=True)]
 """A number, which may be learned: a 0-dim `nn.Parameter`."""
@@ -37,8 +36,7 @@ Positive = Annotated[float | Tensor, functools.partial(check_positive, learned=T
 """A number above zero, which may be learned."""
 ZeroOrMore = Annotated[float | Tensor, functools.partial(check_positive, zero=True, learned=True)]
 """A number, zero or above, which may be learned."""
-Whole = Annotated[int, check_whole]
-"""A whole number above zero."""
+Whole = Annotated[int, check_whole]  # a whole number above zero
 
 
 def _check_of(hint: Any) -> Check | None:

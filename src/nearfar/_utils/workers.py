@@ -18,8 +18,7 @@ Name = TypeVar("Name")
 Job = TypeVar("Job")
 Outcome = TypeVar("Outcome")
 
-_here: dict[str, Any] = {}
-"""In a worker process: the work, and the event that asks it to stop."""
+_here: dict[str, Any] = {}  # in a worker process: the work, and the event that asks it to stop
 _busy, _alone = threading.Lock(), threading.Event()
 """In a worker process: held during a job; set when the parent process is gone."""
 

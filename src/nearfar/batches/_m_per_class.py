@@ -11,8 +11,7 @@ from torch import Tensor
 from nearfar._utils.checks import check_whole
 from nearfar.batches._sampler import Classes, GlobalBatches, Rows, class_rounds, shuffle_within, shuffled_rounds
 
-MOST = 2**24
-"""An epoch of at most this many rows is planned at once, using about 400 MB; a longer one round by round."""
+MOST = 2**24  # an epoch of at most this many rows is planned at once, using about 400 MB; a longer one round by round
 SHUFFLES = 1
 """Distinguishes the generator that shuffles samples from that of the rounds, which is seeded by the epoch only."""
 

@@ -10,8 +10,7 @@ from nearfar.bench._subjects import PEER, SUBJECTS
 from nearfar.plot import style
 
 OURS, THEIRS, FAILURE = style.COLORS[0], style.COLORS[1], "#a3122a"
-COLUMNS = 5
-"""Losses side by side."""
+COLUMNS = 5  # losses side by side
 
 
 def draw(file: Path, rows: Sequence[Row], who: str, *, setting: Mapping[str, Any]) -> None:

@@ -20,8 +20,7 @@ from nearfar.bench._timing import clock_of, reason
 
 WARM_ROWS = 64
 READY = "ready"
-LOADING = 120.0
-"""Seconds for a process to load its libraries."""
+LOADING = 120.0  # seconds for a process to load its libraries
 STATUS = Path("/proc/self/status")
 
 

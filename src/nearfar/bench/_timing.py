@@ -16,12 +16,10 @@ from torch import Tensor
 
 from nearfar.bench._subjects import Step, backward
 
-LIMIT = "limit"
-"""The name of the two products `(E @ E.T) @ E`."""
+LIMIT = "limit"  # the name of the two products `(E @ E.T) @ E`
 WHOLE = {"cpu": 8192, "cuda": 32768}
 """Rows up to which the two products hold all scores; above, strips of rows are as fast and need less memory."""
-STRIP = 2**30
-"""Maximum number of scores in a strip."""
+STRIP = 2**30  # maximum number of scores in a strip
 WARM, COMPILING = 5, 15.0
 """Warm-up calls on a GPU, and the seconds after which no further one begins: the first compile kernels."""
 SMALL = 2048

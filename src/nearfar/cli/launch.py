@@ -29,8 +29,7 @@ Restarts = Annotated[
     int, typer.Option("--restarts", min=0, help="With --processes: how often to restart them after one died.")
 ]
 OWN = ("--processes", "--restarts")
-PATIENCE = "300"
-"""Seconds that processes get to end after Ctrl-C, since training ends at its next checkpoint."""
+PATIENCE = "300"  # seconds that processes get to end after Ctrl-C, since training ends at its next checkpoint
 
 
 def place(variables: Mapping[str, str] = os.environ) -> tuple[int, int]:

@@ -30,10 +30,8 @@ KS: Mapping[str, tuple[int, ...]] = MappingProxyType(
 )
 """Name of a data set -> the K at which papers report recall@K on it; `USUAL_KS` for others."""
 
-Row = tuple[Path | Member, str, Any]
-"""An image, its name and its label."""
-Counts = Mapping[str, tuple[int, int]]
-"""Images and classes of each split."""
+Row = tuple[Path | Member, str, Any]  # an image, its name and its label
+Counts = Mapping[str, tuple[int, int]]  # images and classes of each split
 Found = TypeVar("Found")
 BAD_MAT = (OSError, LookupError, ValueError, TypeError, AttributeError, RuntimeError, EOFError, MemoryError, zlib.error)
 """Errors that scipy raises, besides its own, for a .mat file that is damaged or holds something else."""

@@ -17,8 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-STEP = 32
-"""Regions are rounded up to a multiple of this, so that the sizes of temporary tensors repeat."""
+STEP = 32  # regions are rounded up to a multiple of this, so that the sizes of temporary tensors repeat
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,8 +14,7 @@ from nearfar.data._splits import class_disjoint
 from nearfar.data._tables import SIDES, table
 
 SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
-SEED = 0
-"""Seed of the split by class of data without a given split."""
+SEED = 0  # seed of the split by class of data without a given split
 
 
 def folder(path: Path, *, on_corrupt: OnCorrupt = "stop") -> DataSet:

@@ -15,8 +15,7 @@ from nearfar.data._samples import Samples, Size, Tensors, Transform, genuine, ho
 Key = int | tuple[int, int]
 Batch = tuple[Tensor, Tensor, Tensor]
 Same = TypeVar("Same")
-NONE = np.random.default_rng(0)
-"""A generator for transforms that draw nothing."""
+NONE = np.random.default_rng(0)  # a generator for transforms that draw nothing
 
 
 @runtime_checkable

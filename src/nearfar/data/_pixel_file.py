@@ -29,8 +29,7 @@ Decode = Callable[[int], Pixels | None]
 """The pixels [h, w, 3] of a picture by its number; None if it cannot be read and is left out."""
 ROW = np.dtype([("height", "<i4"), ("width", "<i4"), ("crc", "<u4")])
 END = b"nearfar pixels 1"
-TOGETHER = 256
-"""The number of pictures that are decoded between two commits."""
+TOGETHER = 256  # the number of pictures that are decoded between two commits
 
 
 class PixelFile:

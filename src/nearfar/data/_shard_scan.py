@@ -32,16 +32,11 @@ from nearfar.data._tables import SIDES, table
 if TYPE_CHECKING:  # it would load rich
     from nearfar._utils.progress import Watch
 
-HUGE = 2**32
-"""A picture must have fewer bytes."""
-LARGEST = 1 << 20
-"""The most bytes that the file of a label may have."""
-TABLE = "labels.csv"
-"""The table of labels that is read by default if it lies beside the shards."""
-OTHERS = re.compile(r"__[^/]*__($|/)")
-"""WebDataset's names of files that describe a shard and belong to no sample."""
-Entries = dict[str, Member]
-"""The files of a sample by their suffixes."""
+HUGE = 2**32  # a picture must have fewer bytes
+LARGEST = 1 << 20  # the most bytes that the file of a label may have
+TABLE = "labels.csv"  # the table of labels that is read by default if it lies beside the shards
+OTHERS = re.compile(r"__[^/]*__($|/)")  # WebDataset's names of files that describe a shard and belong to no sample
+Entries = dict[str, Member]  # the files of a sample by their suffixes
 Read = Callable[[str], bytes | None]
 """Returns the content of a sample's file by its suffix; None if there is no such file."""
 

@@ -27,8 +27,7 @@ from nearfar.data._samples import DataSet, Labels, PackedNames, part
 from nearfar.data._shard_scan import LabelRule, scan, table_file
 from nearfar.data._tables import SIDES
 
-VERSION = 2
-"""Version of the index files."""
+VERSION = 2  # version of the index files
 ELSEWHERE = re.compile(r"pipe:|[A-Za-z][A-Za-z0-9+.-]+:/")
 """Paths that webdataset would take for a command to run or for another machine."""
 

@@ -7,8 +7,7 @@ from pathlib import Path
 from nearfar._utils.checks import printable
 
 SIDES = ("train", "test")
-LONGEST = 1 << 20
-"""The most characters of a line."""
+LONGEST = 1 << 20  # the most characters of a line
 
 
 def text_lines(owner: str, path: Path) -> Iterator[str]:

@@ -17,8 +17,7 @@ from nearfar._utils.process_group import Group
 from nearfar.losses.robust import Call
 from nearfar.relations.relation import Relation
 
-EVERY = 100
-"""Settings and parameter values are compared every `EVERY` calls; shapes and dtypes at each call."""
+EVERY = 100  # settings and parameter values are compared every `EVERY` calls; shapes and dtypes at each call
 TOLERANCE = 1e-3
 """The allowed difference of values relative to the parameters' norm: above rounding, below another random seed."""
 PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)

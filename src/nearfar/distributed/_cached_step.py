@@ -13,8 +13,7 @@ from nearfar._utils.process_group import in_touch, several
 from nearfar._utils.rng import State, set_states, states
 from nearfar.losses.robust import Labels
 
-Inputs = Any
-"""A tensor [b, ...], or a list, tuple or dict of such, as the encoder takes them."""
+Inputs = Any  # a tensor [b, ...], or a list, tuple or dict of such, as the encoder takes them
 
 
 def cached_step(

@@ -17,8 +17,7 @@ from nearfar.relations.relation import Relation
 COPIES, POSITION_BYTES = 7, 40
 """How many copies of a remembered row a step holds (the row and its gradient are gathered, concatenated and scaled; the
 fewest of five measured losses), and the bytes of its label, id and position."""
-COUNTS = 3
-"""Number of entries before the ages in a memory's state."""
+COUNTS = 3  # number of entries before the ages in a memory's state
 
 
 def bytes_of(size: int, width: int, bytes_each: int = 4) -> int:

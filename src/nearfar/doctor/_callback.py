@@ -16,8 +16,7 @@ from nearfar.doctor._remedies import Patient
 from nearfar.doctor._thresholds import Thresholds
 from nearfar.evaluation._embed import evaluation_mode
 
-SAMPLES_PER_CLASS = 4
-"""Samples drawn from each class; more if there are few classes."""
+SAMPLES_PER_CLASS = 4  # samples drawn from each class; more if there are few classes
 MAX_TRIPLETS = 2**20
 """Pair weights are computed for batches of at most this many triplets (rows x columns x positives of a row)."""
 

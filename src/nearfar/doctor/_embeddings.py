@@ -19,10 +19,8 @@ from nearfar.geometry import Collapse, Pull, collapse, pull
 from nearfar.geometry.collapse import sample
 from nearfar.losses import Triplet
 
-EXPLAINED = 256
-"""Rows on which the loss is explained, so that all triplets fit into memory."""
-NEAREST = 5
-"""Number of neighbors that vote on a label."""
+EXPLAINED = 256  # rows on which the loss is explained, so that all triplets fit into memory
+NEAREST = 5  # number of neighbors that vote on a label
 
 
 @dataclass(frozen=True, eq=False)

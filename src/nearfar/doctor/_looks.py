@@ -25,10 +25,8 @@ NAMES = {
     "pairs": "effective pairs per row",
 }
 """Attribute of a look -> its key in the journal."""
-MIN_LOOKS = 3
-"""Looks after the first that a finding about learning progress needs."""
-CLASSES = "training classes"
-"""Journal key of the number of training classes, written with the first look."""
+MIN_LOOKS = 3  # looks after the first that a finding about learning progress needs
+CLASSES = "training classes"  # journal key of the number of training classes, written with the first look
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,7 @@ import numpy as np
 from nearfar._utils.checks import check_choice
 
 Unit = Literal["class", "query"]
-DRAWS = 2**20
-"""Units drawn at once, which bounds the memory by about 25 MB."""
+DRAWS = 2**20  # units drawn at once, which bounds the memory by about 25 MB
 
 
 @dataclass(frozen=True)

@@ -53,8 +53,7 @@ from nearfar.evaluation._vectors import Vectors
 
 PLAN, PARTS, LOCK = "plan.json", "parts", ".lock"
 K = 10
-QUERIES = 500
-"""Recall@K is measured with at most this many rows of the index as queries."""
+QUERIES = 500  # recall@K is measured with at most this many rows of the index as queries
 CHUNK = {"exact": 1 << 17, "ivf": 1 << 17, "ivfpq": 1 << 17, "hnsw": 1 << 19}
 """Rows per chunk; graphs are searched one by one, so they are larger."""
 

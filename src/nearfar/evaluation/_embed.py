@@ -19,8 +19,7 @@ from nearfar.evaluation._fingerprint import of_weights
 from nearfar.evaluation._vectors import Vectors
 from nearfar.evaluation.parallel import share
 
-CHUNK = 16
-"""Batches per file of a resumable run."""
+CHUNK = 16  # batches per file of a resumable run
 Part = dict[str, np.ndarray]
 
 

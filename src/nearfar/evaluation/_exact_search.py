@@ -24,10 +24,8 @@ from nearfar.evaluation.parallel import SharedSpace, current_group, pace, share
 
 Lists = tuple[Tensor, Tensor]
 Strip = tuple[slice, Tensor, Tensor]
-TILE = 2**22
-"""Entries of one tile of keys: 16 MB in float32."""
-LISTS = 2**22
-"""Largest number of list entries for which a search among the queries multiplies each pair of rows once."""
+TILE = 2**22  # entries of one tile of keys: 16 MB in float32
+LISTS = 2**22  # largest number of list entries for which a search among the queries multiplies each pair of rows once
 
 
 @dataclass(frozen=True, eq=False)

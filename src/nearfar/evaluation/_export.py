@@ -21,8 +21,7 @@ from nearfar._utils.files import atomic_write
 from nearfar.evaluation._embed import evaluation_mode
 from nearfar.evaluation._fingerprint import of_weights
 
-TOLERANCE = 1e-4
-"""Largest difference allowed, as a share of the largest entry of the vectors."""
+TOLERANCE = 1e-4  # largest difference allowed, as a share of the largest entry of the vectors
 TRANSFORM, FINGERPRINT = "nearfar.transform", "nearfar.fingerprint"
 """Keys of the metadata: the preprocessing, and the fingerprint of the network."""
 

@@ -31,10 +31,8 @@ Kind = Literal["exact", "ivf", "ivfpq", "hnsw"]
 CLASSES = {"ivf": "IndexIVFFlat", "ivfpq": "IndexIVFPQ", "hnsw": "IndexHNSWFlat"}
 INDEX, LISTS = "index.faiss", "lists.ivfdata"
 REMEDY = 'choose kind="exact"'
-PER_CELL = 64
-"""Training rows per cell: a quarter of faiss's default, trained four times faster and as good to search."""
-FEWEST = 20_000
-"""Training rows of a product quantizer, if the data has that many."""
+PER_CELL = 64  # training rows per cell: a quarter of faiss's default, trained four times faster and as good to search
+FEWEST = 20_000  # training rows of a product quantizer, if the data has that many
 
 
 def faiss(remedy: str = 'leave backend="torch"') -> Any:

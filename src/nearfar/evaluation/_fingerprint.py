@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-DIGITS = 32
-"""Hexadecimal digits of each part of a fingerprint."""
+DIGITS = 32  # hexadecimal digits of each part of a fingerprint
 
 
 def of_weights(model: nn.Module) -> str:

@@ -41,8 +41,7 @@ from nearfar.evaluation._ranking_keys import Metric
 from nearfar.evaluation._vectors import Vectors
 
 KINDS: tuple[Kind, ...] = ("exact", "ivf", "hnsw")
-SEED = 1234
-"""Seed of faiss's k-means for an index in memory, faiss's default."""
+SEED = 1234  # seed of faiss's k-means for an index in memory, faiss's default
 
 
 class SearchIndex(ABC):

@@ -33,8 +33,7 @@ from nearfar.evaluation._vectors import Vectors
 
 RETRIEVAL_KS = (1, 10, 100)
 MEASURES = ("ndcg", "map", "mrr", "recall", "precision")
-BLOCK = 1 << 20
-"""Entries of the tables of grades that are scored at a time."""
+BLOCK = 1 << 20  # entries of the tables of grades that are scored at a time
 
 
 @dataclass(frozen=True, eq=False, repr=False)

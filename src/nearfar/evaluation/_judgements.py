@@ -24,10 +24,8 @@ import numpy as np
 from nearfar._utils.checks import printable
 from nearfar.data._tables import LONGEST, text_lines
 
-Ranks = Mapping[str, Mapping[str, Any]]
-"""Query -> document -> grade or score."""
-CHUNK = 1 << 22
-"""Characters that are read at a time."""
+Ranks = Mapping[str, Mapping[str, Any]]  # query -> document -> grade or score
+CHUNK = 1 << 22  # characters that are read at a time
 HEADING = ("query-id", "corpus-id", "score")
 
 

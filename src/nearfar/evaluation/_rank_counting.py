@@ -16,8 +16,7 @@ from nearfar.evaluation._ranking_keys import Buffer, Metric, Rows, keys
 from nearfar.evaluation.parallel import SharedSpace, current_group, share
 
 Ties = Literal["place", "favorable"]
-WIDE = 8192
-"""References that are compared at once."""
+WIDE = 8192  # references that are compared at once
 
 
 def count_ranks(

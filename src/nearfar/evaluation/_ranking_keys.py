@@ -22,8 +22,7 @@ from nearfar.similarity import unit
 
 Metric = Literal["cosine", "dot", "euclidean"]
 METRICS: tuple[Metric, ...] = ("cosine", "dot", "euclidean")
-BLOCK = 2**22
-"""Maximum number of entries that a pass over all rows copies at a time."""
+BLOCK = 2**22  # maximum number of entries that a pass over all rows copies at a time
 
 
 @dataclass(frozen=True, eq=False)

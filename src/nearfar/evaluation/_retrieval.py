@@ -28,8 +28,7 @@ from nearfar.relations.relation import Relation
 TIES: tuple[Ties, ...] = ("place", "favorable")
 DEEPEST = 64
 """Most neighbors listed for recall@K alone: ranks beyond are counted, which is cheaper than a longer list."""
-NO_CLASS = -1
-"""The label of a query under a relation."""
+NO_CLASS = -1  # the label of a query under a relation
 
 
 @dataclass(frozen=True, eq=False)

@@ -24,8 +24,7 @@ Compare = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(s_an, s_ap, s_pn) -> the score of a triplet, to which the negative pair loss is applied."""
 
 
-At = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""(matrix, rows, columns) -> the entries at these places."""
+At = Callable[[Tensor, Tensor, Tensor], Tensor]  # (matrix, rows, columns) -> the entries at these places
 
 
 def index(matrix: Tensor, rows: Tensor, columns: Tensor) -> Tensor:

@@ -36,8 +36,7 @@ __all__ = [
     "suit",
 ]
 
-Indices = tuple[Tensor, ...]
-"""(anchor, positive, negative), or (anchor, positive, anchor, negative)."""
+Indices = tuple[Tensor, ...]  # (anchor, positive, negative), or (anchor, positive, anchor, negative)
 Number = TypeVar("Number", float, Tensor)
 ROWS = frozenset({Tensor, nn.Parameter})
 SCALARS = (bool, int, float, str, type(None))

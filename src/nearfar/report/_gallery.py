@@ -17,8 +17,7 @@ from nearfar.evaluation._neighbors import neighbors
 from nearfar.evaluation._retrieval import PerQuery
 from nearfar.report._similarities import SIMILARITIES, Metric, prepare
 
-TILE = 2**22
-"""Entries of one tile of scores: 16 MB in float32."""
+TILE = 2**22  # entries of one tile of scores: 16 MB in float32
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,7 @@ from nearfar._utils.extras import command, is_there
 from nearfar.report._similarities import Metric, prepare
 
 MOST_FOR_TSNE = 3000
-GRID = 10_000
-"""Coordinates are integers from 0 to this: finer than a screen, and short as text."""
+GRID = 10_000  # coordinates are integers from 0 to this: finer than a screen, and short as text
 
 
 @dataclass(frozen=True, eq=False)

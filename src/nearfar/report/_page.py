@@ -28,8 +28,7 @@ from nearfar.report._maps import MOST_FOR_TSNE, Map, flat_map, without_tsne
 from nearfar.report._pictures import Pictures
 from nearfar.report._similarities import SIMILARITIES, Metric
 
-ROOM = 4_900_000
-"""Characters of a page of up to 200 queries at most; with more queries, more in proportion."""
+ROOM = 4_900_000  # characters of a page of up to 200 queries at most; with more queries, more in proportion
 SCRIPTS = ("theme.js", "page.js", "gallery.js", "map.js")
 
 

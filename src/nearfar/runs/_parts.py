@@ -30,8 +30,7 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "Representatives": {"batch_size": 128, "order": "classes"},
 }
 """Default arguments of the samplers."""
-CLASSES = 32
-"""The default number of classes in a batch; all classes if there are fewer."""
+CLASSES = 32  # the default number of classes in a batch; all classes if there are fewer
 INNER: Mapping[str, Catalog] = {
     "pair": _classes(pairs),
     "similarity": _classes(similarity),

@@ -18,8 +18,7 @@ from prometheus_client import (
     generate_latest,
 )
 
-LOOPBACK = frozenset({"127.0.0.1", "localhost", "[::1]"})
-"""Names by which a machine calls itself."""
+LOOPBACK = frozenset({"127.0.0.1", "localhost", "[::1]"})  # names by which a machine calls itself
 HEADERS = ((b"x-content-type-options", b"nosniff"), (b"referrer-policy", b"no-referrer"), (b"x-frame-options", b"DENY"))
 
 Message = MutableMapping[str, Any]

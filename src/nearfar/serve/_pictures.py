@@ -14,12 +14,9 @@ from nearfar.data._pictures import FORMATS, UNREADABLE
 from nearfar.evaluation import SearchIndex
 from nearfar.report._pictures import as_picture
 
-PIXELS = 64_000_000
-"""Most pixels of a picture: 192 MB when decoded."""
-SIDE = 160
-"""Pixels of the longer side of a thumbnail."""
-CACHED = 1024
-"""Maximum number of encoded thumbnails kept in memory, most recently used ones."""
+PIXELS = 64_000_000  # most pixels of a picture: 192 MB when decoded
+SIDE = 160  # pixels of the longer side of a thumbnail
+CACHED = 1024  # maximum number of encoded thumbnails kept in memory, most recently used ones
 
 
 class RefusedError(ValueError):

@@ -26,10 +26,8 @@ from nearfar.models.registry import LARGE, network_for
 from nearfar.runs._parts import shape_of_batch
 from nearfar.runs._sections import Config, DataConfig
 
-SAMPLED = 16
-"""How many pictures are read to find their size."""
-_compiled = set[str]()
-"""The modes in which trunks were compiled in this process."""
+SAMPLED = 16  # how many pictures are read to find their size
+_compiled = set[str]()  # the modes in which trunks were compiled in this process
 
 
 def set_data_name(config: Config) -> Config:

@@ -16,8 +16,7 @@ from nearfar._utils.progress import duration
 from nearfar.train._checkpoints import random_state, set_random_state
 from nearfar.train._state import TrainState, load_batches, take_step
 
-MEASURED = 2
-"""How many steps are timed, after one that warms up."""
+MEASURED = 2  # how many steps are timed, after one that warms up
 
 
 def copy_state(state: TrainState) -> TrainState:

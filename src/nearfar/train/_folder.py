@@ -44,8 +44,7 @@ FILES = (
     LOCK,
 )
 """The files of a run, besides the event files in `tensorboard/` and the folders `checkpoints/shards-STEP`."""
-SHARD_FILES = (".metadata*", "__*.distcp")
-"""Files that torch writes into a folder of shards."""
+SHARD_FILES = (".metadata*", "__*.distcp")  # files that torch writes into a folder of shards
 RUNS = Path("runs")
 
 

@@ -46,8 +46,7 @@ from nearfar.train._trackers import check_trackers, open_trackers
 
 CHECKS, MIN_STEPS_APART = 30, 20
 """How often the doctor checks a run, as in its calibration, and the fewest steps between two checks."""
-MIN_STEPS_TIMED = 100
-"""The fewest steps of a run for which three more steps are spent on estimating its time."""
+MIN_STEPS_TIMED = 100  # the fewest steps of a run for which three more steps are spent on estimating its time
 
 Callback = Callable[[Moment], dict[str, Any] | None]
 """Called after each step on every rank; its return value becomes a line of the journal."""

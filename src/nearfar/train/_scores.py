@@ -22,15 +22,13 @@ from nearfar.evaluation._embed import evaluation_mode
 from nearfar.evaluation.parallel import current_group, split_over
 from nearfar.train._state import TrainState
 
-BASELINES = "baselines"
-"""The key of the baselines in the journal, at step 0."""
+BASELINES = "baselines"  # the key of the baselines in the journal, at step 0
 NAMES = {"input": "input vectors", "untrained": "untrained network", "trained": "trained network"}
 """Name of each baseline in messages."""
 
 NOTHING: Batch = (torch.empty(0), torch.empty(0, dtype=torch.long), torch.empty(0, dtype=torch.long))
 """The empty batch of a rank that has no batch in the last turn."""
-FIRST = 5
-"""How many names of left-out samples a message lists."""
+FIRST = 5  # how many names of left-out samples a message lists
 
 
 def embed_samples(

@@ -10,8 +10,7 @@ from nearfar._utils.files import first_line
 from nearfar.runs._config import flat, to_tree
 from nearfar.runs._sections import Config
 
-PROJECT = "nearfar"
-"""The project of wandb and the experiment of MLflow, unless their own settings name another."""
+PROJECT = "nearfar"  # the project of wandb and the experiment of MLflow, unless their own settings name another
 INSTALL = {"tensorboard": command("tensorboard"), "wandb": "pip install wandb", "mlflow": "pip install mlflow"}
 """The command that installs each package."""
 

@@ -15,12 +15,9 @@ from nearfar.tune._space import Choices
 from nearfar.tune._trial import Trial
 
 NAMES = {"recall@1": "Recall at 1", "map_at_r": "MAP@R"}
-SHOWN = 1000
-"""The largest number of trials in the table."""
-FOOT = 14
-"""Height in pixels above the axis in which trials without a score are marked."""
-SHARED = ("page.css", "theme.js")
-"""Files of the report's page that this page uses too."""
+SHOWN = 1000  # the largest number of trials in the table
+FOOT = 14  # height in pixels above the axis in which trials without a score are marked
+SHARED = ("page.css", "theme.js")  # files of the report's page that this page uses too
 STYLE = """
 .ring { fill: none; stroke: var(--c); stroke-width: 1.5; } .dot { opacity: .8; }
 .none { fill: none; stroke: var(--soft); stroke-width: 1.3; opacity: .7; }

@@ -13,8 +13,7 @@ from nearfar._utils.extras import need
 from nearfar.tune._space import Space
 from nearfar.tune._trial import Outcome, Trial
 
-TRIES = 20
-"""How many repeated proposals are rejected before the first values that were not tried are taken."""
+TRIES = 20  # how many repeated proposals are rejected before the first values that were not tried are taken
 
 
 @contextmanager

@@ -28,10 +28,8 @@ from nearfar.tune._space import Space, as_tree, read_space, spaces
 from nearfar.tune._trial import SCORES, STARTUP, Job, Trial, hold_out_test, run_trial
 
 BEST, TRIALS, PAGE = "best.yaml", "trials.json", "tune.html"
-EVERY = 10.0
-"""Seconds between two updates of the files while trials run."""
-FAILURES = 3
-"""The search stops if so many trials of a loss fail and none ends with a score."""
+EVERY = 10.0  # seconds between two updates of the files while trials run
+FAILURES = 3  # the search stops if so many trials of a loss fail and none ends with a score
 Key = tuple[str, int, Any, Mapping[str, Any]]
 """The label of a loss, the number of a trial, Optuna's trial, and its values."""
 

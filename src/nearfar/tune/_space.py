@@ -19,8 +19,7 @@ from nearfar.studies.grid import MANNER
 
 WORDS = ("low", "high", "log", "step", "choices")
 EXAMPLES = "{low: 1e-4, high: 1e-2, log: true}, {low: 0, high: 100, step: 10} or {choices: [64, 128]}"
-FEW = 1000
-"""The largest number of steps in a range that is enumerated."""
+FEW = 1000  # the largest number of steps in a range that is enumerated
 
 
 @dataclass(frozen=True)

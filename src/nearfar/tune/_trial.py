@@ -20,11 +20,9 @@ from nearfar.train import Moment, NotFiniteError, fit
 from nearfar.train._build import open_dataset
 
 SCORES = ("recall@1", "map_at_r")
-STARTUP = 5
-"""How many trials must have finished before one is pruned, as in Optuna's median pruner."""
+STARTUP = 5  # how many trials must have finished before one is pruned, as in Optuna's median pruner
 
-Curve = Sequence[tuple[int, float]]
-"""(step, score on the validation classes) of each evaluation of a run."""
+Curve = Sequence[tuple[int, float]]  # (step, score on the validation classes) of each evaluation of a run
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from nearfar.data._samples import Transform
 
 PICTURES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"})
-SIZE = 224
-"""Side of pictures in pixels, if neither the network nor the user defines it."""
+SIZE = 224  # side of pictures in pixels, if neither the network nor the user defines it
 
 
 @dataclass(frozen=True, eq=False)

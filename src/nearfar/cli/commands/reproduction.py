@@ -10,8 +10,7 @@ from nearfar._utils.console import say
 from nearfar._utils.progress import Progress
 
 STUDIES = ("descent", "isometry", "profs", "dro", "noise")
-TRAINED = STUDIES[2:]
-"""Studies that train networks, and so take a data set and seeds."""
+TRAINED = STUDIES[2:]  # studies that train networks, and so take a data set and seeds
 IN_PARTS = ("profs", "dro")
 
 

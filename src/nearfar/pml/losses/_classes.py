@@ -11,8 +11,7 @@ from nearfar.pml._native import Indices, is_ours
 
 __all__ = ["ArcFaceLoss", "CosFaceLoss"]
 
-WIDE = (torch.float32, torch.float64)
-"""Dtypes in which another order of summation only affects the last digits."""
+WIDE = (torch.float32, torch.float64)  # dtypes in which another order of summation only affects the last digits
 
 
 class OwnCosines:

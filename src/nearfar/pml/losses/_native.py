@@ -22,12 +22,9 @@ from nearfar.relations.index_tuples import as_pairs, check_apart, indexed
 
 __all__ = ["Native"]
 
-SMALL = 2**16
-"""Largest number of pairs for which a CPU batch goes to the dense engine with as few checks as possible."""
-RECORDED, LISTED = 2**20, 2**23
-"""Longest index tuples that are recorded, and scored from the whole matrix, on a GPU."""
-WHOLE = (torch.int64, torch.int32)
-"""Index dtypes that torch accepts; it reads others as masks, or rejects them."""
+SMALL = 2**16  # largest number of pairs for which a CPU batch goes to the dense engine with as few checks as possible
+RECORDED, LISTED = 2**20, 2**23  # longest index tuples that are recorded, and scored from the whole matrix, on a GPU
+WHOLE = (torch.int64, torch.int32)  # index dtypes that torch accepts; it reads others as masks, or rejects them
 
 
 class Native:

@@ -24,8 +24,7 @@ __all__ = [
     "TupletMarginLoss",
 ]
 
-SAFE = 70.0
-"""Largest difference of exponents for which no quotient underflows in float32, for any number of pairs."""
+SAFE = 70.0  # largest difference of exponents for which no quotient underflows in float32, for any number of pairs
 
 
 class ContrastiveLoss(Native, losses.ContrastiveLoss):
