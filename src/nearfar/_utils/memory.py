@@ -16,11 +16,7 @@ GROUPS = (
 
 
 def check_room(owner: str, what: str, need: int, device: torch.device | str = "cpu") -> None:
-    """Raise an error if something needs more memory than is free on a device.
-
-    Raises:
-        ValueError: it does not fit; the message says how much it needs and how much is free.
-    """
+    """Raise an error if something needs more memory than is free on a device."""
     free = free_memory(torch.device(device))
     if free is not None and need > free:
         raise ValueError(

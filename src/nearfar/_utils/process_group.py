@@ -63,12 +63,7 @@ ALONE = ProcessGroup()
 
 @contextmanager
 def in_touch(owner: str, group: Any = None) -> Iterator[None]:
-    """Turn a failed exchange of torch.distributed into one sentence that says that other ranks are gone.
-
-    Args:
-        owner: the name in the message.
-        group: the group; None for all processes.
-    """
+    """Turn a failed exchange of torch.distributed into one sentence that says that other ranks are gone."""
     try:
         yield
     except RuntimeError as problem:

@@ -30,9 +30,7 @@ class Stopped(Exception):  # noqa: N818  (not an error)
 class Workers(Generic[Job, Outcome]):
     """A pool of processes with one thread each, started at the first job; a pool of one works in the calling process.
 
-    Args:
-        work: called for each job; returns None if Ctrl-C or `stopping` ended it. Each process gets it once.
-        jobs: number of processes.
+    Each process gets `work` once. It is called for each job, and returns None if Ctrl-C or `stopping` ended it.
     """
 
     def __init__(self, work: Callable[[Job], Outcome | None], jobs: int) -> None:

@@ -112,16 +112,9 @@ class MPerClass(GlobalBatches):
 class _LongEpoch:
     """One epoch, planned round by round: a round is a shuffled list of all classes, from which batches are cut.
 
-    With a class of 10,000 samples among 50,000 small ones, an epoch has hundreds of millions of rows. In memory are
-    the current round, the one before it, and one order of the samples of each class. An earlier batch starts again from
-    the first round, which takes a millisecond per round of 50,000 classes.
-
-    Args:
-        classes: the rows of each class.
-        width: C, classes in a batch.
-        samples: S, samples of a class in a batch.
-        random: returns the generator for some numbers.
-        epoch: the number of the epoch.
+    With a class of 10,000 samples among 50,000 small ones, an epoch has hundreds of millions of rows. In memory are the
+    current round, the one before it, and one order of the samples of each class. An earlier batch starts again from the
+    first round, which takes a millisecond per round of 50,000 classes. A batch has `width` classes.
     """
 
     def __init__(

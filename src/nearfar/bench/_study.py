@@ -239,10 +239,7 @@ def about(plan: Plan) -> dict[str, Any]:
 class Pace:
     """Predicts the time of larger sizes from smaller ones, in proportion to the number of pairs.
 
-    Args:
-        step: seconds that one step may take.
-        total: seconds that the run may take, or None.
-        clock: a monotonic clock in seconds.
+    A step may take `step` seconds, and the run `total` seconds (None: no limit).
     """
 
     def __init__(self, step: float, total: float | None, clock: Callable[[], float]) -> None:

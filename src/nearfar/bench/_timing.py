@@ -59,12 +59,7 @@ def time_in_turns(
 ) -> Timed:
     """Time forward and backward of each step, and of the two products, in turns.
 
-    Args:
-        steps: by name.
-        e: [n, d] embeddings.
-        y: [n] labels.
-        patience: for how long.
-        failed: receives the reason of each step that failed, which is then left out; None: errors are raised.
+    `failed` receives the reason of each step that failed, which is then left out; if it is None, errors are raised.
     """
     clock = clock_of(e.device.type, torch.get_num_threads())
     found: dict[str, list[float]] = {name: [] for name in (LIMIT, *steps)}

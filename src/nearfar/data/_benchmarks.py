@@ -242,12 +242,7 @@ def _data_set(name: str, sides: Mapping[str, Pictures], expected: Counts, check:
 
 
 def _members(owner: str, path: Path, pattern: str, names: Iterable[str]) -> list[Member]:
-    """Locate the files of these names, in this order, inside the tar archives of a folder; nothing is unpacked.
-
-    Raises:
-        FileNotFoundError: no archive holds a name that was listed.
-        ValueError: an archive cannot be read, or a name in it leads out of it.
-    """
+    """Locate the files of these names, in this order, inside the tar archives of a folder; nothing is unpacked."""
     archives = sorted(path.glob(pattern))
     members = {member.name: member for archive in archives for member in tar_members(owner, archive)}
     listed = list(names)

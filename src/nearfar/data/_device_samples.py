@@ -40,11 +40,8 @@ class Ragged:
 def crops(pictures: Ragged, boxes: Tensor, flips: Tensor, size: int) -> Tensor:
     """Crop and resize: gray levels [b, 3, size, size] as float32, whole numbers in 0..255, channels last in memory.
 
-    Args:
-        pictures: b pictures.
-        boxes: [b, 4] left, top, width and height in pixels, on the CPU, since the largest box sets the size read.
-        flips: bool [b], which crops are mirrored left to right.
-        size: pixels a side.
+    `boxes` [b, 4] are left, top, width and height in pixels, on the CPU, since the largest one sets the size that is
+    read; `flips` [b] says which crops are mirrored left to right.
     """
     device, count = pictures.device, len(boxes)
     margin = math.ceil(max(1.0, float(boxes[:, 2:].amax()) / size)) + 1
@@ -68,13 +65,8 @@ def _to_levels(x: Tensor) -> Tensor:
 def _weights(first: Tensor, length: Tensor, margin: int, region: int, limit: Tensor, size: int) -> Tensor:
     """The weight [b, size, region] of each input pixel in each output pixel, along one direction.
 
-    Args:
-        first: [b] where the crop begins.
-        length: [b] its length.
-        margin: how many pixels before the crop the region begins.
-        region: its length.
-        limit: [b] the length of the picture, beyond which nothing is read.
-        size: output pixels.
+    Crops [b] begin at `first` and have a `length`. Regions begin `margin` pixels before them; pixels from `limit` [b]
+    on, the end of a picture, are not read.
     """
     scale = length / size
     places = torch.arange(region, device=first.device) + (first - margin)[:, None]  # [b, region]

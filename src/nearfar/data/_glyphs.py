@@ -243,15 +243,10 @@ class _Pen:
 
 
 def _without_look_alikes(pictures: Pictures, there: Flags, test: Flags) -> Flags:
-    """Decide which characters to keep: all that do not look like one kept before.
+    """Decide which characters [c] to keep: all that do not look like one kept before.
 
-    Args:
-        pictures: `[f, c, 32, 32]`: faces, characters in the order of code points.
-        there: `[f, c]`, whether the face has the character.
-        test: `[c]`, whether the script of a character is for the test.
-
-    Returns:
-        `[c]`, true for a character that looks like none kept before it.
+    `pictures` are [f, c, 32, 32]: faces, and characters in the order of code points. `there` [f, c] says whether the
+    face has the character, and `test` [c] whether its script is for the test.
     """
     votes = np.zeros((len(test), len(test)), dtype=np.int64)
     for face in range(len(pictures)):

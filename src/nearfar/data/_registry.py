@@ -66,12 +66,7 @@ def open_data(
 
 
 def kind_of(path: str | Path | None) -> str:
-    """The kind of data set at a path, as a name for `open_data`.
-
-    Raises:
-        FileNotFoundError: the path does not exist.
-        ValueError: its files are those of no kind, or of several.
-    """
+    """The kind of data set at a path, as a name for `open_data`."""
     if path is None:
         return "glyphs"
     if re.search(r"\.tar\b", str(path)) and re.search("[{}]|::", str(path)):

@@ -124,15 +124,7 @@ def _default_rule(folder: Path, shards: Sequence[Path]) -> str:
 
 
 def scan(shards: Sequence[Path], rule: LabelRule, inputs: str | None, watch: Watch | None = None) -> Arrays:
-    """Read the headers of all files in the shards, and the labels of all samples.
-
-    Returns:
-        The arrays of a `nearfar.data._shards.ShardIndex`, without its stamps.
-
-    Raises:
-        FileNotFoundError: a shard is missing, or samples that a table lists.
-        ValueError: a shard cannot be read or is cut short, or a sample lacks a picture or label or repeats a key.
-    """
+    """Read the headers of all files in the shards, and the labels of all samples: the arrays of a `ShardIndex`."""
     first, keys = [0], dict[str, int]()
     names: list[str] = []
     labels: list[str] = []

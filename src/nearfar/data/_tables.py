@@ -55,12 +55,8 @@ def table(
 ) -> list[dict[str, str]]:
     """Read the rows of a CSV file as mappings from column names; a column split holds train or test.
 
-    Args:
-        owner: the name in error messages.
-        path: the file.
-        needed: required columns.
-        more: optional columns; None allows any.
-        unique: a column whose values must all differ.
+    The columns `needed` are required, and `more` are optional (None: any). The values of the column `unique` must
+    differ.
     """
     try:
         reader = csv.DictReader(text_lines(owner, path), skipinitialspace=True, strict=True)

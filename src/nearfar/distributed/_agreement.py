@@ -44,15 +44,8 @@ def agree(
 ) -> tuple[list[int], list[int]]:
     """Check that all ranks make the same call of the same loss; return their numbers of rows and of reference rows.
 
-    Args:
-        ranks: the processes that take part.
-        loss: the `Distributed` that is called, with all its parts.
-        call: the call of this rank.
-        summary: the summary of the loss, which is updated.
-        problem: the error in the call of this rank, or None.
-
-    Raises:
-        ValueError: ranks differ, or the call of another rank is wrong. The problem of this rank is raised unchanged.
+    The `summary` of the loss is updated. If ranks differ, all raise the same ValueError; the `problem` that a rank
+    found in its own call is raised unchanged there.
     """
     summary.update(loss)
     mine = [] if problem is not None else [*_call_lines(call), *_step_lines(loss)]

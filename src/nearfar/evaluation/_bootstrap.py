@@ -39,15 +39,7 @@ class Interval:
 def resampled_means(
     values: np.ndarray, groups: np.ndarray, *, unit: Unit = "class", resamples: int = 2000, seed: int = 0
 ) -> np.ndarray:
-    """Means of each column of values [n, c] over units resampled with replacement: [resamples, c].
-
-    Args:
-        values: [n, c] per-query results.
-        groups: [n] the class of each query.
-        unit: resample whole classes, or single queries.
-        resamples: number of resamples.
-        seed: seed of the resampling.
-    """
+    """Means of columns of per-query results [n, c] over resampled classes `groups` [n], or queries: [resamples, c]."""
     check_choice("bootstrap", "unit", unit, ("class", "query"))
     _, place = np.unique(groups, return_inverse=True)
     if unit == "query":

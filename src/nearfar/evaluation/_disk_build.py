@@ -329,15 +329,9 @@ def _extras(found: Vectors | None, network: Path | None) -> dict[str, str]:
 
 
 def choose_effort(index: DiskIndex, rows: Callable[[slice], np.ndarray], target: float) -> tuple[int, dict[str, Any]]:
-    """Choose the smallest effort that reaches a recall.
+    """Choose the smallest effort that reaches a recall; `rows` maps a chunk to its rows, in the form that is compared.
 
-    Args:
-        index: the index to measure.
-        rows: maps a chunk to its rows, in the form in which they are compared.
-        target: the wanted recall.
-
-    Returns:
-        The effort, and the measurements: k, queries, recall, and [effort, recall] for each effort tried.
+    Returns the effort, and the measurements: k, queries, recall, and [effort, recall] for each effort tried.
     """
     plan = index.plan
     k = min(K, plan.rows - 1)

@@ -251,11 +251,7 @@ def mark_done(folder: Path, rank: int, world: int, launch: str) -> None:
 def wait_for_others(folder: Path, world: int, launch: str, seconds: float = 0.2) -> None:
     """Wait for the files of `mark_done` of all ranks but the first, without a time limit.
 
-    Args:
-        folder: folder of the chunks.
-        world: number of ranks.
-        launch: identifies this launch of the ranks; files of earlier launches do not count.
-        seconds: time between two looks.
+    Only files of this `launch` count; looks are `seconds` apart.
     """
     for rank in range(1, world):
         while True:

@@ -22,12 +22,7 @@ class Inputs:
 
 
 def read_inputs(owner: str, embeddings: Any, labels: Any, ref_emb: Any = None, ref_labels: Any = None) -> Inputs:
-    """Convert everything to tensors; a relation that labels can express becomes labels.
-
-    Raises:
-        TypeError: an argument has an unknown type; the message names it.
-        ValueError: labels are missing, or a relation does not fit the rows.
-    """
+    """Convert everything to tensors; a relation that labels can express becomes labels."""
     if isinstance(embeddings, Vectors) and isinstance(ref_emb, Vectors):
         check_same_network(owner, ("the queries", embeddings.fingerprint), ("the gallery", ref_emb.fingerprint))
         if labels is None and ref_labels is None:

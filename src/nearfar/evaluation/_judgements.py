@@ -68,12 +68,7 @@ class Ranked:
 
 
 def read_qrels(owner: str, qrels: Ranks | str | os.PathLike[str]) -> dict[str, dict[str, int]]:
-    """Read judgements: a mapping, a file of TREC or BEIR, or a folder that holds qrels/test.tsv.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: a line is malformed, a document is judged twice for a query, or there are no judgements.
-    """
+    """Read judgements: a mapping, a file of TREC or BEIR, or a folder that holds qrels/test.tsv."""
     found: dict[str, dict[str, int]] = {}
     if isinstance(qrels, Mapping):
         for query, grades in qrels.items():
@@ -110,12 +105,7 @@ def _judgements(owner: str, path: Path) -> Iterator[tuple[int, str, str, str]]:
 
 
 def read_ranked(owner: str, run: Ranks | str | os.PathLike[str], queries: Mapping[str, int]) -> Ranked:
-    """Read the results of the judged `queries` (name -> number): a mapping, or a run file of TREC.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: a line is malformed, a score is not finite, or a document stands twice in a ranking.
-    """
+    """Read the results of the judged `queries` (name -> number): a mapping, or a run file of TREC."""
     documents: dict[str, int] = defaultdict(count().__next__)  # numbers names as they come
     parts: list[tuple[np.ndarray, ...]] = []
     others: set[str] = set()

@@ -109,9 +109,7 @@ class Pixels:
 class Graph(nn.Module):
     """A network with the arithmetic of its preprocessing (scale, mean, deviation) in front.
 
-    Args:
-        model: the network.
-        transform: its evaluation transform; with a `Photograph` the graph takes uint8 pixels.
+    With a `Photograph` the graph takes uint8 pixels.
     """
 
     mean: Tensor

@@ -30,17 +30,9 @@ def count_ranks(
     ties: Ties,
     watch: Watch | None,
 ) -> Tensor:
-    """Ranks [c] of the queries `chosen` [c], each of which must have a right answer.
+    """Ranks [c] of the queries with row numbers `chosen` [c], each of which must have a right answer.
 
-    Args:
-        queries: [n, d].
-        references: [m, d]; None for the queries themselves.
-        labels: [n] classes of the queries.
-        names: [m] classes of the references.
-        chosen: row numbers of the queries to rank.
-        similarity: "cosine", "dot" or "euclidean".
-        ties: as in `retrieve`.
-        watch: called as watch(what, done, total) during the work.
+    `labels` [n] are the classes of the queries, `names` [m] those of the references; the rest as in `retrieve`.
     """
     group, itself = current_group(), references is None
     space = SharedSpace(group, queries, references, similarity)

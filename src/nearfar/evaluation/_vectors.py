@@ -131,11 +131,9 @@ class Vectors:
 
 
 def name_classes(labels: Sequence[int], classes: Sequence[str]) -> dict[int, str]:
-    """The name of each label: the i-th name is that of the i-th label if the counts are equal, else that of label i.
+    """Name distinct, ascending labels: the i-th name is that of the i-th label, unless there are more names.
 
-    Args:
-        labels: the distinct labels, in ascending order.
-        classes: the names.
+    Then the i-th name is that of label i.
     """
     if len(labels) == len(classes):
         return dict(zip(labels, classes, strict=True))

@@ -10,12 +10,10 @@ __all__ = ["Mined"]
 
 
 class Mined(tuple[Tensor, ...]):
-    """An index tuple like those of PML's miners, with masks of the chosen pairs for the loss that uses it.
+    """An index tuple like those of PML's miners, with masks [n, m] of the chosen pairs for the loss that uses it.
 
-    Args:
-        indices: (anchor, positive, anchor, negative), or (anchor, positive, negative).
-        positive: [n, m] mask of the positive pairs, if pairs were chosen; no pair is listed twice.
-        negative: [n, m] mask of the negative pairs.
+    The indices are (anchor, positive, anchor, negative), or (anchor, positive, negative). With masks, no pair is listed
+    twice.
     """
 
     def __new__(

@@ -244,18 +244,8 @@ def page_data(
 ) -> tuple[str, int]:
     """Collect the data of the page's scripts as JSON, with rows by number and classes as indices into one list.
 
-    Args:
-        inputs: the inputs of the report.
-        evaluation: defines which queries are lone.
-        found: the queries of the gallery.
-        layout: the points of the map.
-        table: the worst classes.
-        first: row -> its nearest other row, for each row on the map.
-        limit: characters that the data with its pictures may have.
-        watch: called as watch(what, done, total) during the work.
-
-    Returns:
-        The JSON text, and how many pictures could not be read.
+    `first` maps each row of the map to its nearest other row. The data with its pictures may have `limit` characters.
+    Returns the JSON text, and how many pictures could not be read.
     """
     labels = inputs.y.tolist()
     shown = layout.rows.tolist()

@@ -68,15 +68,10 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 
 def cut(path: Path, step: int, lines: int) -> None:
-    """Remove the lines after `step`, which a resumed run writes again.
+    """Remove the lines after `step`, that of the checkpoint, which a resumed run writes again.
 
-    Damaged lines are moved to `journal.damaged` beside the journal, with a warning.
-
-    Args:
-        path: the journal.
-        step: the step of the checkpoint.
-        lines: the number of lines when the checkpoint was written, with a warning if some are missing; 0 removes all
-            lines, for a run that starts again.
+    Damaged lines are moved to `journal.damaged` beside the journal, with a warning; another warns if fewer are left
+    than the `lines` when the checkpoint was written. With 0 `lines` all are removed, for a run that starts again.
     """
     found = read_lines(path)
     if found.damaged:

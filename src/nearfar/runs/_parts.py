@@ -56,10 +56,7 @@ def check(config: Config) -> None:
 def make_loss(config: Config, *, classes: int, dim: int | None = None) -> Any:
     """Build the loss, within a `CrossBatchMemory` if configured.
 
-    Args:
-        config: the configuration.
-        classes: the number of training classes, for losses with proxies.
-        dim: the dimension of the embeddings, for losses with proxies; None for `model.embedding_dim` or its default.
+    Losses with proxies need the number of training classes and `dim`, that of the embeddings (None: as configured).
     """
     known = inspect.signature(_kind("loss", config.loss, LOSSES)).parameters
     given = {"classes": classes, "dim": dim or config.model.embedding_dim or ModelConfig().embedding_dim}

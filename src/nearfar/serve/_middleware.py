@@ -31,11 +31,7 @@ TIMES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
 
 
 class Metrics:
-    """Requests by path and status, times of searches, and memory of one server, for Prometheus.
-
-    Args:
-        vectors: number of vectors in the index.
-    """
+    """Requests by path and status, times of searches, and memory of one server, for Prometheus."""
 
     media_type = CONTENT_TYPE_LATEST
 
@@ -63,10 +59,7 @@ class Metrics:
 class Guard:
     """ASGI middleware that checks the host, adds headers, counts answers and hides tracebacks.
 
-    Args:
-        app: the application.
-        metrics: where requests are counted.
-        hosts: allowed names in the header Host; None for any.
+    `hosts` are the names allowed in the header Host; None allows any.
     """
 
     def __init__(self, app: Application, metrics: Metrics, hosts: frozenset[str] | None) -> None:

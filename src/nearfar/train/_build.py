@@ -160,11 +160,7 @@ def _features(model: Any, shape: tuple[int, ...]) -> int | None:
 
 
 def class_shares(config: Config, data: DataSet) -> Shares:
-    """Count the classes for training, validation and the test.
-
-    Raises:
-        ValueError: fewer than two classes are left for training, or fewer than a batch needs.
-    """
+    """Count the classes for training, validation and the test."""
     share = config.data.validation if config.training.protocol == "validation" else 0.0
     test = classes_apart(data.train, data.test)
     shares = Shares.of(len(data.train.classes), share, test=test)

@@ -68,12 +68,7 @@ def measure_peak(work: Callable[[], Any], device: torch.device) -> tuple[Any, in
 
 
 class _MemoryCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Count the bytes of tensor storages that are created within the block, for devices without allocator statistics.
-
-    Attributes:
-        live: bytes created here and not yet freed.
-        peak: the most bytes that were alive at once.
-    """
+    """Count the bytes of tensor storages made within the block, for devices without allocator statistics."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -228,15 +228,9 @@ def is_picture(shape: Sequence[int]) -> bool:
 def contact_sheet(
     path: Path, x: Tensor, names: Sequence[str], *, mean: Sequence[float], std: Sequence[float], columns: int = ACROSS
 ) -> Path:
-    """Write samples [n, c, h, w] to one PNG file, each with its name.
+    """Write samples [n, c, h, w] to one PNG file, each with its name, which is cut to the width of the sample.
 
-    Args:
-        path: the file.
-        x: the standardized samples.
-        names: one per sample; cut to the width of the sample.
-        mean: the mean of each channel that standardization subtracted.
-        std: the deviation of each channel that it divided by.
-        columns: samples per line.
+    `mean` and `std` of each channel undo the standardization.
     """
     shape = (-1, 1, 1)
     plain = x.detach().float().cpu() * torch.tensor(std).view(shape) + torch.tensor(mean).view(shape)

@@ -26,13 +26,10 @@ OTHER_DATA, OTHER_NETWORKS = (None, "glyphs", "omniglot", "vectors"), ("small", 
 
 
 def default_config(flags: Sequence[tuple[str, str]]) -> tuple[Config, str]:
-    """Build the configuration of a run without a configuration file, and a message about it.
+    """Build the configuration of a run without a configuration file from flags, and a message about it.
 
     Photographs get the recipe, fitted to their number (`recipe`), vectors get `VECTORS`, and any other data the plain
-    defaults; then the flags are applied.
-
-    Args:
-        flags: such as ("data.path", "photographs").
+    defaults; then the flags, such as ("data.path", "photographs"), are applied.
     """
     plain = load(None, flags)
     if plain.data.name is None and plain.data.path is not None:
@@ -70,11 +67,7 @@ def recipe(train: Samples, *, validation: float | None = None) -> dict[str, Any]
     """The recipe for photographs as nested values, fitted to the training samples.
 
     The number of steps makes `PASSES` epochs, a batch has at most as many classes as there are, and without a GPU the
-    precision is float32.
-
-    Args:
-        train: the training samples.
-        validation: the share of the classes to hold out; None for that of the recipe.
+    precision is float32. `validation`, if given, replaces the share of the classes that the recipe holds out.
     """
     tree: dict[str, Any] = read_yaml("recipe", FILE.read_text(encoding="utf-8"))
     if validation is not None:

@@ -31,18 +31,10 @@ CONTAINERS = (nn.ModuleList, nn.Sequential)
 
 
 class Sharded:
-    """A network in shards, and a whole copy of it for evaluation.
+    """A network split in place into shards (`model`, to train), and a `whole` copy of its weights at the last `gather`.
 
     With one process nothing is split, but checkpoints have the same format, so a run can be resumed with any number of
     processes.
-
-    Args:
-        model: the network; it is split in place.
-        machine: the `accelerate.Accelerator` or `SingleProcess`.
-
-    Attributes:
-        model: the network to train.
-        whole: a copy with the weights of the last `gather`, which is scored and saved.
     """
 
     def __init__(self, model: nn.Module, machine: Any) -> None:

@@ -16,11 +16,7 @@ INSTALL = {"tensorboard": command("tensorboard"), "wandb": "pip install wandb", 
 
 
 def check_trackers(names: Iterable[str]) -> None:
-    """Refuse a tracker whose package, or accelerate, is not installed.
-
-    Raises:
-        ImportError: with the command that installs it.
-    """
+    """Refuse a tracker whose package, or accelerate, is not installed."""
     for name in names:
         if not is_there(name):
             raise ImportError(
@@ -33,15 +29,10 @@ def check_trackers(names: Iterable[str]) -> None:
 def open_trackers(
     config: Config, folder: Path, *, quiet: bool = False
 ) -> Iterator[Callable[[Mapping[str, Any]], None]]:
-    """Open the trackers named in a configuration while the block runs.
+    """Open the trackers of a configuration while the block runs; yields a function that logs a journal line.
 
-    Args:
-        config: the configuration of the run, which wandb and MLflow store.
-        folder: the run folder; its name becomes the name of the run, and TensorBoard's files go into it.
-        quiet: log nothing, on all ranks except the first.
-
-    Yields:
-        A function that logs the numbers of a line of the journal to every tracker.
+    The name of the run folder becomes the name of the run. With `quiet`, on all ranks except the first, nothing is
+    logged.
     """
     with ExitStack() as stack:
         opened: list[Any] = []

@@ -173,13 +173,7 @@ def _key_chart(best: Best, key: str, share: float | None, y: Axis, color: int) -
 def scatter(title: str, marks: Sequence[Mark], x: Axis, y: Axis, color: int, *, best_so_far: bool = False) -> str:
     """Draw a figure: a dot for each score, a cross at the foot for a trial without one, a ring around the best.
 
-    Args:
-        title: the caption.
-        marks: the trials.
-        x: the axis of their places.
-        y: the axis of their scores.
-        color: which of the page's eight colors.
-        best_so_far: draw the best score up to each mark, in the order of `marks`.
+    With `best_so_far`, a line shows the best score up to each mark, in the order of `marks`.
     """
     scored = [mark.y for mark in marks if mark.y is not None]
     label = f"{title}: {len(marks)} trials" + (f", the best {max(scored):.1f}" if scored else ", none with a score")

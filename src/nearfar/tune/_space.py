@@ -104,10 +104,7 @@ def is_range(value: Any) -> bool:
 def read_range(key: str, given: Any, *, fractions: bool = False) -> Range | Choices:
     """Read {low, high, log | step} or {choices: [...]}.
 
-    Args:
-        key: the key of the configuration, for messages.
-        given: the value from YAML.
-        fractions: whether the key accepts fractions; if it does, only a whole step restricts it to whole numbers.
+    If the key accepts `fractions`, only a whole step restricts it to whole numbers.
 
     >>> read_range("optimizer.lr", {"low": 1e-4, "high": 1e-2, "log": True})
     Range(low=0.0001, high=0.01, log=True, step=None, whole=False)

@@ -106,12 +106,9 @@ def is_behind(curve: Curve, rivals: Sequence[Curve]) -> bool:
 
 
 def run_trial(job: Job, data: DataSet | None, stop: Callable[[], bool]) -> Outcome | None:
-    """Train and score one trial; return None if it was interrupted.
+    """Train and score one trial; return None if it was interrupted, as `stop` may ask after each step.
 
-    Args:
-        job: the trial.
-        data: a data set that `hold_out_test` returned; None to open the one of the configuration.
-        stop: called after each step; returns whether to interrupt the trial.
+    Without `data`, as `hold_out_test` returns it, the data set of the configuration is opened.
     """
     start, scores, curves = time.monotonic(), list[float](), list[Curve]()
     try:

@@ -62,9 +62,7 @@ class Model:
 def load_model(path: Path, *, trust_model: bool = False) -> Model:
     """Load a model from a run folder, an .onnx file, a TorchScript file (.pt) or a torch.export file (.pt2).
 
-    Args:
-        path: the folder or file.
-        trust_model: read .pt and .pt2 files, which can run code of their author.
+    Files of the last two kinds can run code of their author, and are only read with `trust_model`.
     """
     if path.is_dir():
         return _load_run(path)

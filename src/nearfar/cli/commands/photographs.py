@@ -65,14 +65,7 @@ def are_photographs(source: Path) -> bool:
 def network_of(made: Index | DiskIndex, name: Path, model: Path | None, *, trust_model: bool) -> Photographs | None:
     """The network of an index: `model` if it is given, else the one that the index holds; None if it holds none.
 
-    Args:
-        made: the index.
-        name: its name in messages.
-        model: a run folder or a model's file, or None.
-        trust_model: see `load_model`.
-
-    Raises:
-        ValueError: it is not the network of the vectors.
+    A network that did not make the vectors is refused; `name` names the index in the message.
     """
     path = model or (made.network if isinstance(made, DiskIndex) else None)
     if path is None:

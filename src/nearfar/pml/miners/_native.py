@@ -35,11 +35,7 @@ class Native:
     def mark(self, scores: Tensor, positive: Tensor, negative: Tensor, sign: int) -> Indices:
         """Tensors that say which pairs are chosen; their shapes depend on the shapes of the arguments alone.
 
-        Args:
-            scores: [n, m], larger = more similar.
-            positive: [n, m] mask.
-            negative: [n, m] mask.
-            sign: sign of scores relative to PML's distance: 1 for similarities, -1 for distances.
+        Scores [n, m] are larger for more similar rows; `sign` is theirs relative to PML's distance: -1 for distances.
         """
         return scores, positive, negative
 
