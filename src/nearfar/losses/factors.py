@@ -10,25 +10,15 @@ from torch import Tensor, nn
 from nearfar._utils.checks import check_choice
 from nearfar._utils.shortcuts import Part, check_part, version
 from nearfar.engines.plan import Plan, make_plan
-from nearfar.groups._groupings import (
-    REDUCTIONS,
-    Anchor,
-    AnchorSign,
-    Balanced,
-    Batch,
-    Grouping,
-    Product,
-    Reduction,
-    Sign,
-)
-from nearfar.groups._triplets import Positive, Triplets
-from nearfar.links import Link
+from nearfar.groups import Anchor, AnchorSign, Balanced, Batch, Grouping, Positive, Product, Sign, Triplets
+from nearfar.groups._groupings import REDUCTIONS, Reduction
+from nearfar.links import Link, PerPositive
 from nearfar.miners import Miner
 from nearfar.pairs import PairLoss
-from nearfar.sets.base import UncertaintySet
+from nearfar.sets import KL, Mean, UncertaintySet
 from nearfar.similarity import Similarity
 
-__all__ = ["ENGINES", "GROUPS", "CachedProduct", "Engine", "Factors", "Members", "Pairs", "Sets"]
+__all__ = ["ENGINES", "GROUPS", "CachedProduct", "Engine", "Factors", "Members", "Pairs", "Sets", "softmax_factors"]
 
 GROUPS: dict[str, Grouping] = {
     "batch": Batch(),
@@ -60,6 +50,11 @@ class Factors(TypedDict, total=False):
     reduction: Reduction
     similarity: Similarity
     members: Members
+
+
+def softmax_factors(pair: Pairs) -> Factors:
+    """Cross-entropy of each positive pair against its anchor's negatives: KL(1) x anchor_sign, one softplus each."""
+    return Factors(pair=pair, over=(Mean(), KL(1.0, normalized=False)), groups="anchor_sign", link=PerPositive())
 
 
 def product_of(owner: str, given: Factors) -> Product:

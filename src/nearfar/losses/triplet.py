@@ -8,16 +8,9 @@ from typing import Literal
 
 from nearfar._utils.checks import check_choice, check_whole
 from nearfar._utils.settings import Number, ZeroOrMore
-from nearfar.groups._groupings import Product, Reduction
-from nearfar.groups._triplets import (
-    AngularScore,
-    Positive,
-    Rule,
-    SemiHardBand,
-    Triplets,
-    difference,
-    nearest_difference,
-)
+from nearfar.groups import AngularScore, Positive, Product, Rule, SemiHardBand, Triplets
+from nearfar.groups._groupings import Reduction
+from nearfar.groups._triplets import difference, nearest_difference
 from nearfar.links import HingeLink
 from nearfar.losses.annealing import Anneal, Annealing, advance
 from nearfar.losses.factors import Factors
@@ -165,9 +158,5 @@ class Angular(Recipe):
     def factors(self) -> Factors:  # noqa: D102
         if not 0 < self.degrees < 90:
             raise ValueError(f"Angular: degrees must lie between 0 and 90, but came as {self.degrees!r}.")
-        compare = AngularScore(math.tan(math.radians(self.degrees)) ** 2)
-        return Factors(
-            pair=Identity(),
-            over=KL(1.0, normalized=False, zero_member=True),
-            groups=Positive(Rule(compare, wants_reference=True)),
-        )
+        groups = Positive(Rule(AngularScore(math.tan(math.radians(self.degrees)) ** 2), wants_reference=True))
+        return Factors(pair=Identity(), over=KL(1.0, normalized=False, zero_member=True), groups=groups)

@@ -23,19 +23,6 @@ from nearfar.groups._groupings import Reduction
 from nearfar.sets import Dual, Mean, UncertaintySet
 from nearfar.similarity import Cosine, Dot, NegEuclidean, NegSquaredEuclidean, Similarity
 
-__all__ = [
-    "Indices",
-    "Setup",
-    "find_similarity",
-    "is_ours",
-    "is_plain",
-    "masks",
-    "record",
-    "reducer_key",
-    "setup",
-    "suit",
-]
-
 Indices = tuple[Tensor, ...]  # (anchor, positive, negative), or (anchor, positive, anchor, negative)
 Number = TypeVar("Number", float, Tensor)
 ROWS = frozenset({Tensor, nn.Parameter})
