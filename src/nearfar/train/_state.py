@@ -28,7 +28,7 @@ from nearfar.runs import _parts as parts
 from nearfar.runs._sections import Config
 from nearfar.train._build import Input, build_model, check_memory, class_shares, compile_trunk, open_dataset, split
 from nearfar.train._sharded import Sharded
-from nearfar.train._step import Average, Step, lr_factor, make_optimizer, set_lr
+from nearfar.train._step import Average, Step, lr_factor, make_optimizer
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,7 +140,8 @@ def take_step(state: TrainState, step: int, batch: Batch) -> Moment:
     """Take a step: set the learning rate, begin a projection if due, update, store the representatives."""
     config, device = state.config, state.machine.device
     factor = lr_factor(config.optimizer, step, config.training.steps)
-    set_lr(state.step.optimizer.param_groups, factor)
+    for group in state.step.optimizer.param_groups:
+        group["lr"] = group["factor"] * factor
     state.begin_projection(step)
     x, labels, indices = batch
     labels = labels.to(device, non_blocking=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -114,12 +113,6 @@ def lr_factor(config: OptimizerConfig, step: int, steps: int) -> float:
     if config.schedule == "constant":
         return 1.0
     return 0.5 * (1 + math.cos(math.pi * (step - config.warmup - 1) / (steps - config.warmup)))
-
-
-def set_lr(groups: Iterable[dict[str, Any]], factor: float) -> None:
-    """Set the learning rate of each parameter group to its own rate times the factor of the schedule."""
-    for group in groups:
-        group["lr"] = group["factor"] * factor
 
 
 class Average:
