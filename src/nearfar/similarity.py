@@ -254,9 +254,7 @@ class Dot(Similarity, swift=True):
 
     def distance(self, scores: Tensor) -> Tensor:  # noqa: D102
         if not self.normalize:
-            raise ValueError(
-                "Dot: raw rows have no distance that their products alone could give; use Cosine or NegEuclidean."
-            )
+            raise ValueError("Dot: raw rows have no distance that products alone give; use Cosine or NegEuclidean.")
         return root(2 - 2 * scores)
 
 

@@ -46,9 +46,7 @@ def load(path: Path, needs: Collection[str]) -> dict[str, Any]:
     except (RuntimeError, EOFError, OSError, ValueError, KeyError, pickle.UnpicklingError) as error:
         raise ValueError(f"checkpoint: {path} cannot be read ({first_line(error)}); take another one.") from None
     if not isinstance(state, dict) or state.get("format") != FORMAT:
-        raise ValueError(
-            f"checkpoint: {path} is of another format than {FORMAT}, that of this version of nearfar; train again."
-        )
+        raise ValueError(f"checkpoint: {path} is of another format than {FORMAT}, that of this nearfar; train again.")
     missing = [key for key in needs if key not in state]
     if missing or not isinstance(state["step"], int) or not isinstance(state["config"], dict):
         what = f"lacks {', '.join(missing)}" if missing else "has no whole step or no configuration"

@@ -98,9 +98,7 @@ def check_workers(owner: str, name: str, value: int) -> None:
     cores = os.cpu_count() or 1
     most = max(256, 16 * cores)
     if value > most:
-        raise ValueError(
-            f"{owner}: {name} must be at most {most:,} on a machine of {cores} cores, but came as {value:,}."
-        )
+        raise ValueError(f"{owner}: {name} must be at most {most:,} on {cores} cores, but came as {value:,}.")
 
 
 RECENT = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 11)

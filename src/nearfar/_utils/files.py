@@ -105,18 +105,14 @@ def check_seal(owner: str, path: Path, *, needed: bool = False) -> None:
         seal = stream.read()
         if seal.startswith(SEAL):
             if _digest(stream, size - length) != seal[len(SEAL) :]:
-                raise ValueError(
-                    f"{owner}: {path} is damaged: its bytes are not those that were written; write it again."
-                )
+                raise ValueError(f"{owner}: {path} is damaged: its bytes have changed; write it again.")
             return
         # without a comment, an archive ends with its directory record: a required seal is missing
         stream.seek(max(0, size - 22))
         end = stream.read()
         bare = end.startswith(b"PK\x05\x06") and end.endswith(b"\0\0")
     if needed or not bare:
-        raise ValueError(
-            f"{owner}: {path} has no intact seal: it was cut short or damaged, or it is not ours; write it again."
-        )
+        raise ValueError(f"{owner}: {path} has no intact seal: it is cut short, damaged or not ours; write it again.")
 
 
 def read_arrays(owner: str, path: Path) -> dict[str, np.ndarray]:

@@ -149,9 +149,7 @@ def measure(plan: Plan, watch: Watch = lambda what, done, total: None, known: Se
             pace.note(row)
             yield row
             if not _alive(plan.device):
-                raise DeviceLostError(
-                    f"bench: the device was lost at {subject.name}, {rows:,} rows; go on with --resume."
-                )
+                raise DeviceLostError(f"bench: the device was lost at {subject.name}, {rows:,} rows; use --resume.")
 
 
 def _row(plan: Plan, subject: Subject, rows: int, precision: str, contestants: Iterable[str], pace: Pace) -> Row:

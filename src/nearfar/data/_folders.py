@@ -44,9 +44,7 @@ def folder(path: Path, *, on_corrupt: OnCorrupt = "stop") -> DataSet:
 def _class_folders(path: Path, on_corrupt: OnCorrupt) -> Pictures:
     folders = sorted(entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
     if not folders:
-        raise ValueError(
-            f"folder: {path} holds no class folders; put the images of each class into a folder of its own."
-        )
+        raise ValueError(f"folder: {path} holds no class folders; put the images of each class into its own folder.")
     held = {place: sorted(file for file in place.iterdir() if is_image(file)) for place in folders}
     empty = [place.name for place, images in held.items() if not images]
     about = f"no images ({', '.join(sorted(SUFFIXES))})"

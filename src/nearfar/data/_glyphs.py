@@ -111,9 +111,7 @@ def glyphs(*, cache: str | Path | None = None, progress: bool = True) -> Glyphs:
         FileNotFoundError: If the installed matplotlib lacks one of the faces.
     """
     if not isinstance(cache, str | Path | None):
-        raise TypeError(
-            f"glyphs: cache must be a path or None, but came as {cache!r}; pass the folder that may hold the data."
-        )
+        raise TypeError(f"glyphs: cache must be a path or None, but came as {cache!r}; pass the folder for the data.")
     fonts = _fonts()
     folder = default_folder() if cache is None else Path(cache)
     return _assemble(load_or_make(folder, _stem(fonts), lambda: _draw(fonts, progress)))

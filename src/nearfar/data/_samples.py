@@ -155,11 +155,7 @@ class Labeled:
     """
 
     def __init__(
-        self,
-        dataset: Any,
-        labels: Any = None,
-        names: Sequence[str] | None = None,
-        classes: Sequence[str] | None = None,
+        self, dataset: Any, labels: Any = None, names: Sequence[str] | None = None, classes: Sequence[str] | None = None
     ) -> None:
         if labels is None:
             labels = getattr(dataset, "targets", getattr(dataset, "labels", None))

@@ -28,9 +28,7 @@ def class_disjoint(samples: Samples, share: float, *, seed: int) -> tuple[Labels
         raise ValueError(f"class_disjoint: share must lie between 0 and 1, both excluded, but came as {share!r}.")
     classes = len(samples.classes)
     if classes < 2:
-        raise ValueError(
-            "class_disjoint: a split by class needs two classes or more, but one came; add samples of other classes."
-        )
+        raise ValueError("class_disjoint: a split by class needs two classes or more, but one came; add other classes.")
     count = min(max(round(share * classes), 1), classes - 1)
     chosen = np.zeros(classes, dtype=np.bool_)
     chosen[np.random.default_rng(seed).permutation(classes)[:count]] = True

@@ -46,12 +46,7 @@ def words(owner: str, path: Path, columns: int, *, skip: int = 0) -> list[list[s
 
 
 def table(
-    owner: str,
-    path: Path,
-    needed: tuple[str, ...],
-    more: tuple[str, ...] | None = (),
-    *,
-    unique: str | None = None,
+    owner: str, path: Path, needed: tuple[str, ...], more: tuple[str, ...] | None = (), *, unique: str | None = None
 ) -> list[dict[str, str]]:
     """Read the rows of a CSV file as mappings from column names; a column split holds train or test.
 
@@ -80,13 +75,9 @@ def table(
     for line, row in enumerate(rows, start=2):
         side, key = row.get("split", "train"), row[unique] if unique else ""
         if side not in SIDES:
-            raise ValueError(
-                f"{owner}: split in {path} must be train or test, but row {line} says {printable(side)!r}."
-            )
+            raise ValueError(f"{owner}: split in {path} must be train or test, but row {line} has {printable(side)!r}.")
         if unique and seen.setdefault(key, line) != line:
-            raise ValueError(
-                f"{owner}: {printable(key)} stands in rows {seen[key]} and {line} of {path}; keep one of them."
-            )
+            raise ValueError(f"{owner}: {printable(key)} stands in rows {seen[key]} and {line} of {path}; keep one.")
     return rows
 
 

@@ -60,9 +60,7 @@ def get(
     """
     check_choice("transforms", "name", name, (*NAMED, *CROPS))
     if move != 1 and name != "glyphs":
-        raise ValueError(
-            f"transforms: {name!r} moves no drawings, but move={move:g} came; take 'glyphs', or leave move out."
-        )
+        raise ValueError(f"transforms: {name!r} moves no drawings, but move={move:g} came; take 'glyphs', or no move.")
     if name not in CROPS:
         given = {"size": size, "train_size": train_size, "crop_pct": crop_pct, "area": area, "color": color or None}
         for option, value in given.items():

@@ -89,9 +89,7 @@ class CrossBatchMemory(Loss):
             )
         check_whole("CrossBatchMemory", "size", size)
         if isinstance(warmup, bool) or not isinstance(warmup, int) or warmup < 0:
-            raise ValueError(
-                f"CrossBatchMemory: warmup must be a whole number of calls, 0 or more, but came as {warmup!r}."
-            )
+            raise ValueError(f"CrossBatchMemory: warmup must be a whole number from 0 on, but came as {warmup!r}.")
         if max_age is not None:
             check_whole("CrossBatchMemory", "max_age", max_age)
         self.loss, self.size, self.warmup, self.max_age = loss, size, warmup, max_age

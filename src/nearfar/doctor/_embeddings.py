@@ -269,9 +269,7 @@ def suspects(m: Measurements) -> Iterator[Finding]:
     bad = (own == 0) & agree & (other != m.y) & (held[classes] >= 0.5) & (sizes[classes] > NEAREST)
     rows = m.rows(bad.nonzero().flatten())
     if rows:
-        evidence = (
-            f"{len(rows)} of {len(m.x)} rows lie among rows that agree on another label (rows {list_rows(rows)})."
-        )
+        evidence = f"{len(rows)} of {len(m.x)} rows lie among rows of another label (rows {list_rows(rows)})."
         many = len(rows) > m.limits.suspects * len(m.x)
         severity: Severity = "warning" if many else "note"
         yield finding("mislabeled suspects", severity, evidence, "suspects", rows=rows)

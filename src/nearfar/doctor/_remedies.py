@@ -78,13 +78,7 @@ def level(worse: bool) -> Severity:
 
 
 def finding(
-    name: str,
-    severity: Severity,
-    evidence: str,
-    kind: str,
-    run: Patient | None = None,
-    *,
-    rows: tuple[int, ...] = (),
+    name: str, severity: Severity, evidence: str, kind: str, run: Patient | None = None, *, rows: tuple[int, ...] = ()
 ) -> Finding:
     """Build a finding with the remedies of its kind that fit the run's configuration."""
     run = run or Patient()

@@ -132,13 +132,7 @@ class _Sweep:
     """
 
     def __init__(
-        self,
-        group: ProcessGroup,
-        queries: Tensor,
-        references: Tensor | None,
-        grid: _Grid,
-        k: int,
-        similarity: Metric,
+        self, group: ProcessGroup, queries: Tensor, references: Tensor | None, grid: _Grid, k: int, similarity: Metric
     ) -> None:
         self.group, self.grid, self.k = group, grid, k
         self.whole = group.world == 1 or (not grid.once and grid.tiles < group.world)

@@ -99,10 +99,7 @@ def _with_preprocessing(model: nn.Module, example: Tensor, transform: Any) -> tu
         return model, example, {FINGERPRINT: of_weights(model)}
     from nearfar.evaluation._preprocessing import Graph, beside_graph, describe, fingerprint_of
 
-    about = {
-        TRANSFORM: json.dumps(beside_graph(describe(transform))),
-        FINGERPRINT: fingerprint_of(model, transform),
-    }
+    about = {TRANSFORM: json.dumps(beside_graph(describe(transform))), FINGERPRINT: fingerprint_of(model, transform)}
     graph = Graph(model, transform)
     return graph, graph.example(example), about
 

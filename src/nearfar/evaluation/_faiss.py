@@ -95,9 +95,7 @@ def check_settings(owner: str, kind: str, similarity: str, kinds: Sequence[Kind]
     check_choice(owner, "similarity", similarity, METRICS)
     check_choice(owner, "kind", kind, kinds)
     if kind == "hnsw" and similarity == "dot":
-        raise ValueError(
-            f"{owner}: kind='hnsw' needs similarity='cosine' or 'euclidean', since its graph compares distances."
-        )
+        raise ValueError(f"{owner}: kind='hnsw' needs similarity='cosine' or 'euclidean': it compares distances.")
 
 
 def default_cells(rows: int) -> int:

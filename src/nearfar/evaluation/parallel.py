@@ -20,16 +20,7 @@ from nearfar._utils.process_group import ALONE, ProcessGroup
 from nearfar._utils.tensors import check_embeddings
 from nearfar.evaluation._ranking_keys import Metric, Rows, make_rows, odd_norms, shift, spaces
 
-__all__ = [
-    "SharedSpace",
-    "check_rows",
-    "current_group",
-    "merge_rows",
-    "pace",
-    "share",
-    "single_process",
-    "split_over",
-]
+__all__ = ["SharedSpace", "check_rows", "current_group", "merge_rows", "pace", "share", "single_process", "split_over"]
 
 T = TypeVar("T")
 WORK = 2**39

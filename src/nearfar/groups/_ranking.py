@@ -59,9 +59,7 @@ class Ranking(Grouping, swift=True):
     def terms(self, product: Product, pairs: ScoredPairs, problems: Problems, values: Values) -> tuple[Terms, ...]:
         counts = problems[0].counts
         assert counts is not None  # noqa: S101 - set by `blocks`
-        near, far = (
-            _sums(problem, value).reshape(counts.shape) for problem, value in zip(problems, values, strict=True)
-        )
+        near, far = (_sums(*each).reshape(counts.shape) for each in zip(problems, values, strict=True))
         near = near + 0.5
         return (Terms(far / (near + far), counts),)
 

@@ -18,9 +18,7 @@ def check_relation(
             "move one of them."
         )
     if any(x is not None for x in more):
-        raise ValueError(
-            f"{owner}: a Relation already holds ref_labels, ids and ref_ids; give them to its constructor."
-        )
+        raise ValueError(f"{owner}: a Relation already has ref_labels, ids and ref_ids; give them to its constructor.")
     if relation.shape != shape or relation.square != square:
         given = "its own reference" if square else "a reference"
         raise ValueError(

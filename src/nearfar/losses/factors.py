@@ -95,9 +95,7 @@ def for_each_sign(owner: str, name: str, value: Any, kind: type[Any], such_as: s
     """The parts for positive and negative pairs, given two parts or one for both."""
     if isinstance(value, tuple | list):
         if len(value) != 2:
-            raise ValueError(
-                f"{owner}: {name} may be two, one for positive and one for negative pairs, but {len(value)} came."
-            )
+            raise ValueError(f"{owner}: {name} may be two, for positive and negative pairs, but {len(value)} came.")
         for place, part in zip(("positive", "negative"), value, strict=True):
             check_part(owner, f"{name} for {place} pairs", part, kind, such_as)
         return value[0], value[1]

@@ -72,9 +72,7 @@ class Triplet(Recipe):
         _anneal(self.anneal, self.mining)
         if self.mining == "hard":
             if self.swap:
-                raise ValueError(
-                    'Triplet: swap compares single triplets, which mining="hard" does not form; use "all".'
-                )
+                raise ValueError('Triplet: swap compares triplets, which mining="hard" does not form; use "all".')
             link = HingeLink(self.margin, self.smooth)
             return Factors(pair=Linear(), over=Worst(), groups="anchor_sign", link=link)
         check_choice("Triplet", "reduction", self.reduction, ("mean", "nonzero"))

@@ -70,9 +70,7 @@ def read_inputs(
         if path.is_dir() and not is_folder_of_vectors(path):
             journal, config = read_journal(path / "journal.jsonl"), _text(path / "config.yaml")
     else:
-        raise TypeError(
-            f"report: source must be (embeddings, labels), Vectors or a path, but came as {type(source).__name__}."
-        )
+        raise TypeError(f"report: source must be (embeddings, labels), Vectors or a path, not {type(source).__name__}.")
     x, y = rows_of("report", "x", stored["x"]).detach().cpu(), labels_of("report", "y", stored["y"]).detach().cpu()
     check_embeddings("report", "x", x)
     check_labels("report", "y", y, len(x), x.device)
@@ -109,9 +107,7 @@ def _load(path: Path) -> dict[str, Any]:
     images = stored.get("images")
     if images is not None and (images.ndim not in (3, 4) or images.dtype.kind not in "bu"):
         # strings would be read as paths, which an untrusted file must not choose
-        raise TypeError(
-            f"report: images in {path} must be uint8 [n, h, w] or [n, h, w, 3], but are {in_words(images)}."
-        )
+        raise TypeError(f"report: images in {path} must be uint8 [n, h, w] or [n, h, w, 3], not {in_words(images)}.")
     return stored
 
 

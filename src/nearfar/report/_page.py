@@ -104,13 +104,12 @@ def build(
         check_whole("report", name, value)
     tell: Watch = watch or (lambda what, done, total: None)
     inputs = read_inputs(source, names=names, classes=classes, images=images, outside=outside, title=title)
-    evaluation = evaluate(
-        inputs.x, inputs.y, ks=ks, similarity=similarity, clustering=clustering, seed=seed, watch=watch
-    )
+    x, y = inputs.x, inputs.y
+    evaluation = evaluate(x, y, ks=ks, similarity=similarity, clustering=clustering, seed=seed, watch=watch)
     if current_group().rank:
         return ""
     with single_process():  # the ranks share the evaluation; only the first builds the page
-        x, y, worst = inputs.x, inputs.y, [row.label for row in evaluation.worst]
+        worst = [row.label for row in evaluation.worst]
         found = gallery(x, evaluation.per_query, worst, queries=queries, near=near, similarity=similarity, seed=seed)
         tell("laying out the map", 0, 0)
         layout = flat_map(x, y, worst, points=points, similarity=similarity, seed=seed)

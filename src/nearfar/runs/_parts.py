@@ -17,9 +17,8 @@ Catalog = Mapping[str, Callable[..., Any]]
 def _classes(module: ModuleType) -> Catalog:
     """The public classes that a module or package defines."""
     found = {name: x for name, x in vars(module).items() if inspect.isclass(x) and not name.startswith("_")}
-    return {
-        name: x for name, x in found.items() if x.__module__.startswith(module.__name__) and not inspect.isabstract(x)
-    }
+    own = {name: x for name, x in found.items() if x.__module__.startswith(module.__name__)}
+    return {name: x for name, x in own.items() if not inspect.isabstract(x)}
 
 
 LOSSES = _classes(losses)

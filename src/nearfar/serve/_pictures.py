@@ -81,9 +81,7 @@ class Thumbnails:
         if folder is not None and not folder.is_dir():
             raise FileNotFoundError(f"there is no folder {folder} of pictures.")
         if folder is not None and self._names is None:
-            raise ValueError(
-                "the vectors of this index have no names, so that no file can be found; leave --images out."
-            )
+            raise ValueError("the vectors of this index have no names, so no file can be found; leave --images out.")
 
     @property
     def available(self) -> bool:

@@ -152,9 +152,7 @@ def class_shares(config: Config, data: DataSet) -> Shares:
         held = len(np.unique(data.train.labels[classes_by_name(data.train, patterns)[1]]))
         shares = Shares(len(data.train.classes) - held, held, test)
         if held < 2:
-            raise ValueError(
-                "train: data.validation_classes matches one class, which every query finds; hold out two or more."
-            )
+            raise ValueError("train: data.validation_classes matches one class, which every query finds; hold out two.")
     if shares.learn < 2:
         raise ValueError(f"train: {shares}, where two are needed; add classes.")
     wanted = shape_of_batch(config, shares.learn).get("classes")

@@ -31,9 +31,8 @@ class Checkpointer:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.last, self.best, self._before = (
-            folder / "checkpoints" / f"{n}.pt" for n in ("last", "best", "best-before")
-        )
+        home = folder / "checkpoints"
+        self.last, self.best, self._before = (home / f"{name}.pt" for name in ("last", "best", "best-before"))
         self.best_score, self.best_step = float("-inf"), 0
         self.lines = 0
         """The number of lines in the journal when the restored state was written."""

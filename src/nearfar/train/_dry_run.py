@@ -158,9 +158,8 @@ def _describe_samples(samples: Samples) -> str:
     few, many = int(sizes.min()), int(sizes.max())
     each = f"{few}" if few == many else f"{few} to {many} (median {np.median(sizes):g})"
     first = samples[0]
-    shape = (
-        f"{list(first.shape)}" if isinstance(first, Tensor) else f"{first.width} x {first.height} pixels (the first)"
-    )
+    tensor = isinstance(first, Tensor)
+    shape = f"{list(first.shape)}" if tensor else f"{first.width} x {first.height} pixels (the first)"
     return f"{len(samples):,} samples {shape} of {len(sizes):,} classes, {each} in each"
 
 

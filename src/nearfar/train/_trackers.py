@@ -65,9 +65,7 @@ def _start(name: str, config: Config, folder: Path) -> Any:
             tracker.store_init_configuration(flat(to_tree(config)))
     except Exception as error:  # each tracker has its own errors: no network, no key, a full disk
         reason = first_line(error)
-        raise RuntimeError(
-            f"train: the tracker {name} did not start ({reason}); mend that, or leave it out."
-        ) from error
+        raise RuntimeError(f"train: the tracker {name} did not start ({reason}); mend it, or leave it out.") from error
     return tracker
 
 

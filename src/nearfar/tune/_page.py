@@ -52,10 +52,7 @@ def build(result: Tuned) -> str:
 {FOOTER}
 <script>{script}</script>"""
     return document(
-        f"{result.folder.name} · nearfar tune",
-        inside,
-        style=style + STYLE,
-        head=allow(f"script-src {hash_of(script)}"),
+        f"{result.folder.name} · nearfar tune", inside, style=style + STYLE, head=allow(f"script-src {hash_of(script)}")
     )
 
 

@@ -117,9 +117,8 @@ def _key(values: Mapping[str, Any]) -> str:
 
 def _state(optuna: Any, outcome: Outcome) -> Any:
     states = optuna.trial.TrialState
-    return {"done": states.COMPLETE, "diverged": states.COMPLETE, "pruned": states.PRUNED}.get(
-        outcome.state, states.FAIL
-    )
+    known = {"done": states.COMPLETE, "diverged": states.COMPLETE, "pruned": states.PRUNED}
+    return known.get(outcome.state, states.FAIL)
 
 
 def _join_curves(outcome: Outcome) -> dict[int, float]:

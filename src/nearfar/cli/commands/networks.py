@@ -67,9 +67,7 @@ def load_model(path: Path, *, trust_model: bool = False) -> Model:
     if path.is_dir():
         return _load_run(path)
     if not path.is_file():
-        raise FileNotFoundError(
-            f"there is no model {path}; name a run folder or an .onnx, .safetensors, .pt or .pt2 file."
-        )
+        raise FileNotFoundError(f"there is no model {path}; name a run, or an .onnx, .safetensors, .pt or .pt2 file.")
     if path.suffix not in READERS:
         raise ValueError(f"{path} must end in .onnx, .safetensors, .pt (TorchScript) or .pt2 (torch.export).")
     if path.suffix in RUNS_CODE:
