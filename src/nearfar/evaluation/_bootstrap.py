@@ -80,17 +80,13 @@ def intervals(
     if units < 2:
         return [Interval(float(v), np.nan, np.nan, np.nan) for v in values.mean(axis=0)]
     means = resampled_means(values, groups, unit=unit, resamples=resamples, seed=seed)
-    tail = _tail((1 - level) / 2, units)
+    from scipy.special import ndtr, stdtrit
+
+    # the percentile to read lies farther out for few units, whose bootstrap is too narrow
+    tail = float(ndtr(np.sqrt(units / (units - 1)) * stdtrit(units - 1, (1 - level) / 2)))
     low, high = np.quantile(means, [tail, 1 - tail], axis=0)
     error = means.std(axis=0, ddof=1) * np.sqrt(units / (units - 1))
     return [
         Interval(float(v), float(a), float(b), float(e))
         for v, a, b, e in zip(values.mean(axis=0), low, high, error, strict=True)
     ]
-
-
-def _tail(tail: float, units: int) -> float:
-    """The percentile to read for a tail probability: farther out for few units, whose bootstrap is too narrow."""
-    from scipy.special import ndtr, stdtrit
-
-    return float(ndtr(np.sqrt(units / (units - 1)) * stdtrit(units - 1, tail)))

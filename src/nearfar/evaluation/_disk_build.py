@@ -22,7 +22,7 @@ from nearfar._utils.lock import alone
 from nearfar._utils.progress import Progress
 from nearfar.evaluation import _disk_files as disk
 from nearfar.evaluation import _faiss as approximate
-from nearfar.evaluation._disk_index import DISK_KINDS, ENDS, LABELS, NAMES, ROWS, THUMBNAILS, DiskIndex, files_of
+from nearfar.evaluation._disk_index import DISK_KINDS, ENDS, LABELS, NAMES, ROWS, THUMBNAILS, DiskIndex
 from nearfar.evaluation._exact_search import Neighbors
 from nearfar.evaluation._faiss import INDEX, Kind, Plan
 from nearfar.evaluation._neighbors import neighbors
@@ -273,9 +273,10 @@ class _Build:
 
     def finish(self, target: float) -> None:
         """Measure the recall, choose the effort, and write the record, which completes the index."""
-        names = sorted(path.name for path in self.folder.iterdir() if path.is_file() and path.name != PLAN)
-        names = [name for name in names if not name.startswith(".")]  # the lock, and files of a killed write
-        record = {**self.about, "digests": self.digests, "files": files_of(self.folder, names)}
+        paths = sorted(path for path in self.folder.iterdir() if path.is_file() and path.name != PLAN)
+        paths = [path for path in paths if not path.name.startswith(".")]  # the lock, and files of a killed write
+        files = {path.name: {"bytes": path.stat().st_size, "digest": disk.digest_of_file(path)} for path in paths}
+        record = {**self.about, "digests": self.digests, "files": files}
         index = DiskIndex.from_record(self.folder, {**record, "effort": 1, "recall": {}})
         effort, measured = choose_effort(index, self.prepared_rows, target)
         disk.write_record(self.folder / disk.ABOUT, {**record, "effort": effort, "recall": measured})

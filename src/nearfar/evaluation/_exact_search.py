@@ -159,10 +159,11 @@ class _Sweep:
     def by_references(self, watch: Watch | None) -> Iterator[Strip]:
         """Send strips around, and compare each with every rank's references."""
         grid, own = self.grid, TopK(len(self.y) if self.grid.once else 0, self.k, self.y.side)
-        waiting: list[tuple[slice, Lists]] = []
+        waiting, work = list[tuple[slice, Lists]](), grid.tall * grid.wide * self.y.x.shape[1]
         for number in range(grid.strips):
             strip, owner = self._send(number)
-            best = self._compare(number, strip, self._paced_tiles(), own)
+            tiles = pace(self.tiles, -(-grid.tiles // self.group.world), work, self._beat)  # in case a strip takes long
+            best = self._compare(number, strip, tiles, own)
             best.places += self.left
             found = [self.group.collect(owner, side) for side in (best.keys, best.places)]
             if found[0] is not None and found[1] is not None:
@@ -214,11 +215,6 @@ class _Sweep:
         met = (tile - self.tiles.start) // 2 * self.grid.wide
         best.update(slice(0, len(strip)), visiting, here.start, seen=met)
         own.update(here, standing, number * self.grid.tall, seen=max(0, number - 1) // 2 * self.grid.tall)
-
-    def _paced_tiles(self) -> Iterator[int]:
-        """Yield this rank's tiles, exchanging messages in between if a strip takes long."""
-        work = self.grid.tall * self.grid.wide * self.y.x.shape[1]
-        return pace(self.tiles, -(-self.grid.tiles // self.group.world), work, self._beat)
 
     def _beat(self) -> None:
         self.group.beat(self.y.x.device)

@@ -221,7 +221,6 @@ class Index(SearchIndex):
         return index
 
     def _load_part(self, blob: np.ndarray) -> None:
-        """Read faiss's part of a file."""
         if blob.dtype != np.uint8 or blob.ndim != 1:
             raise ValueError(f"its faiss part is {blob.dtype} of shape {list(blob.shape)}")
         faiss = approximate.faiss(REMEDY)

@@ -135,7 +135,7 @@ class CachedProduct:
     def of(loss: Any, old: CachedProduct | None) -> CachedProduct:
         """Make the product of a loss; register parts that were given or have parameters as its submodules."""
         given = _given(loss)
-        found = CachedProduct(_make(loss, old), any(isinstance(x, Tensor) for x in given.values()))
+        found = CachedProduct(make_product(loss, old), any(isinstance(x, Tensor) for x in given.values()))
         product = found.product
         for name, part in (
             ("pair_positive", product.positive),
@@ -150,10 +150,6 @@ class CachedProduct:
                 del loss._modules[name]
         return found
 
-    def make_again(self, loss: Any) -> Product:
-        """The product for one call, with the present tensors among the settings."""
-        return _make(loss, self)
-
 
 def _given(loss: Any) -> dict[int, Any]:
     """The values of a loss's settings, by identity."""
@@ -161,7 +157,7 @@ def _given(loss: Any) -> dict[int, Any]:
     return {id(x): x for value in values for x in (value if isinstance(value, tuple | list) else (value,))}
 
 
-def _make(loss: Any, old: CachedProduct | None) -> Product:
+def make_product(loss: Any, old: CachedProduct | None) -> Product:
     """Make the product of a loss; parts that are not settings keep the parameters of those in the `old` product."""
     usual = Factors(groups="batch", link=None, miner=None, reduction="mean", members="negative")
     own: Any = {

@@ -16,7 +16,7 @@ from torch import Tensor
 from nearfar._utils.arrays import in_words, labels_of, rows_of
 from nearfar._utils.files import inside, read_arrays
 from nearfar._utils.tensors import check_embeddings, check_labels
-from nearfar.evaluation._vectors import Vectors
+from nearfar.evaluation._vectors import Vectors, name_classes
 from nearfar.evaluation.vectors_folder import is_folder_of_vectors, open_folder
 from nearfar.report._journal import Journal, read_journal
 
@@ -68,7 +68,8 @@ def read_inputs(
         word = path.resolve().name if path.is_dir() else path.stem
         stored = _load(_vectors(path))
         if path.is_dir() and not is_folder_of_vectors(path):
-            journal, config = read_journal(path / "journal.jsonl"), _text(path / "config.yaml")
+            journal, file = read_journal(path / "journal.jsonl"), path / "config.yaml"
+            config = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
     else:
         raise TypeError(f"report: source must be (embeddings, labels), Vectors or a path, not {type(source).__name__}.")
     x, y = rows_of("report", "x", stored["x"]).detach().cpu(), labels_of("report", "y", stored["y"]).detach().cpu()
@@ -111,10 +112,6 @@ def _load(path: Path) -> dict[str, Any]:
     return stored
 
 
-def _text(path: Path) -> str:
-    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
-
-
 def _sample_names(given: Any, rows: int) -> tuple[str, ...]:
     if given is None:
         return tuple(f"row {row}" for row in range(rows))
@@ -139,15 +136,7 @@ def _class_names(given: Any, y: Tensor) -> dict[int, str]:
         return plain
     if isinstance(given, Mapping):
         return plain | {int(label): str(name) for label, name in given.items()}
-    words = _words("classes", given)
-    if len(words) == len(labels):
-        return dict(zip(labels, words, strict=True))
-    if not labels or (min(labels) >= 0 and max(labels) < len(words)):
-        return {label: words[label] for label in labels}
-    raise ValueError(
-        f"report: classes must name each of the {len(labels)} labels in ascending order, or each of 0..{max(labels)}, "
-        f"but {len(words)} names came."
-    )
+    return name_classes(labels, _words("classes", given), "report")
 
 
 def image_reader(images: Any, names: Sequence[str], *, outside: bool = False) -> ImageReader | None:

@@ -3,7 +3,7 @@
 import functools
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -24,7 +24,7 @@ from nearfar.train._build import class_shares, open_dataset
 from nearfar.tune import _page as page
 from nearfar.tune._proposals import Proposals
 from nearfar.tune._results import Best, TrialLog, Tuned, summary
-from nearfar.tune._space import Space, as_tree, read_space, spaces
+from nearfar.tune._space import Space, read_space, spaces
 from nearfar.tune._trial import SCORES, STARTUP, Job, Trial, hold_out_test, run_trial
 
 BEST, TRIALS, PAGE = "best.yaml", "trials.json", "tune.html"
@@ -128,7 +128,8 @@ def _describe_search(config: Config, space: Mapping[str, Any], plan: Job, seed: 
     for section, key in (("data", "path"), *MANNER):
         tree[section].pop(key, None)
     options = {"score": plan.score, "seeds": plan.seeds, "held_out": plan.held_out, "seed": seed}
-    return {"config": tree, "space": as_tree(space), "data": data, **options}
+    plain = json.loads(json.dumps(space, default=lambda x: list(x) if isinstance(x, Sequence) else str(x)))
+    return {"config": tree, "space": plain, "data": data, **options}
 
 
 class _Search:

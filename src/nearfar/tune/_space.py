@@ -4,7 +4,7 @@ import inspect
 import json
 import math
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -314,8 +314,3 @@ def _split(tree: Mapping[str, Any], place: str, ranges: dict[str, Any]) -> dict[
         else:
             fixed[str(key)] = _split(value, here, ranges) if isinstance(value, Mapping) else value
     return fixed
-
-
-def as_tree(space: Mapping[str, Any]) -> Any:
-    """Convert a space to plain JSON values, to compare it with that of an earlier search."""
-    return json.loads(json.dumps(space, default=lambda x: list(x) if isinstance(x, Sequence) else str(x)))

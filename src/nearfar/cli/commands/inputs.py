@@ -12,13 +12,14 @@ import torch
 from torch import Tensor
 
 from nearfar._utils.arrays import tensor_of
+from nearfar.data._folders import SUFFIXES, is_image
 from nearfar.data._samples import genuine, numbered
 
 if TYPE_CHECKING:
     from nearfar.data._pictures import OnCorrupt, Pictures
     from nearfar.data._samples import Transform
 
-PICTURES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"})
+
 SIZE = 224  # side of pictures in pixels, if neither the network nor the user defines it
 
 
@@ -207,17 +208,13 @@ def _files(folder: Path) -> list[Path]:
             f"{folder} holds the folders train and test, which are not classes; name one of them, such as "
             f"{folder / 'test'}."
         )
-    loose = [path for path in entries if _is_picture(path)]
-    inside = [file for home in homes for file in sorted(home.rglob("*")) if _is_picture(file)]
+    loose = [path for path in entries if is_image(path)]
+    inside = [file for home in homes for file in sorted(home.rglob("*")) if is_image(file)]
     if loose and inside:
         raise ValueError(
             f"{folder} holds {len(loose)} images of its own ({loose[0].name} is the first) beside {len(inside)} in "
             "class folders; move one of the two elsewhere."
         )
     if not loose and not inside:
-        raise ValueError(f"{folder} holds no images ({', '.join(sorted(PICTURES))}), nor do its folders.")
+        raise ValueError(f"{folder} holds no images ({', '.join(sorted(SUFFIXES))}), nor do its folders.")
     return loose or inside
-
-
-def _is_picture(path: Path) -> bool:
-    return path.suffix.lower() in PICTURES and not path.name.startswith(".") and path.is_file()

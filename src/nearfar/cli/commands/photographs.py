@@ -11,8 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nearfar.cli.commands.inputs import PICTURES, Assumed, Transformed, read_samples
+from nearfar.cli.commands.inputs import Assumed, Transformed, read_samples
 from nearfar.cli.commands.networks import Model, load_model
+from nearfar.data._folders import SUFFIXES
 from nearfar.evaluation import DiskIndex, Vectors, embed
 from nearfar.evaluation._fingerprint import check_same_network
 from nearfar.evaluation._preprocessing import Pixels, describe
@@ -59,7 +60,7 @@ def are_photographs(source: Path) -> bool:
     """Whether queries are photographs rather than vectors."""
     if source.is_dir():
         return not any((source / name).is_file() for name in ("config.yaml", RUN_FILE, MANIFEST))
-    return source.suffix.lower() in PICTURES
+    return source.suffix.lower() in SUFFIXES
 
 
 def network_of(made: Index | DiskIndex, name: Path, model: Path | None, *, trust_model: bool) -> Photographs | None:
