@@ -15,8 +15,8 @@ from nearfar._utils.settings import Number, Positive, Whole
 from nearfar._utils.tensors import check_labels, readable, widen
 from nearfar.engines import plain_parts
 from nearfar.links import Add
-from nearfar.losses.composed import Composed
 from nearfar.losses.factors import Factors, softmax_factors
+from nearfar.losses.recipe import Composed
 from nearfar.losses.robust import Call
 from nearfar.pairs import AngularMargin, Linear
 from nearfar.relations.relation import Relation

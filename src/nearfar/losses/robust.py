@@ -33,8 +33,7 @@ from nearfar.engines import Plan, auto, by_list, by_other_engine, check_strips, 
 from nearfar.engines.recordings import DEVICES, Replays, replayed
 from nearfar.groups._groupings import AnchorSign, Grouping, Product, Reduction
 from nearfar.links import Link
-from nearfar.losses.arguments import check_relation
-from nearfar.losses.degenerate import Had
+from nearfar.losses.arguments import Had, check_relation
 from nearfar.losses.explanation import Explanation, explain, unexplained
 from nearfar.losses.factors import CachedProduct, Engine, Factors, Members, Pairs, Sets, make_product
 from nearfar.miners import Miner

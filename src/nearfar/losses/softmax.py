@@ -8,9 +8,8 @@ from torch import Tensor
 from nearfar._utils.settings import Number, Positive, ZeroOrMore
 from nearfar.groups._groupings import Reduction
 from nearfar.links import Add, ShareLink, SoftplusLink
-from nearfar.losses.composed import Composed
 from nearfar.losses.factors import Factors, softmax_factors
-from nearfar.losses.recipe import Recipe
+from nearfar.losses.recipe import Composed, Recipe
 from nearfar.losses.robust import Call
 from nearfar.pairs import AngularMargin, CircleScore, Identity, Linear
 from nearfar.relations.relation import Relation
