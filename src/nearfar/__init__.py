@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from nearfar import groups, links, losses, miners, pairs, sets, similarity
 from nearfar._utils.checks import DegenerateBatchWarning
-from nearfar._utils.keywords import no_such_name
+from nearfar._utils.keywords import suggest_names
 from nearfar.losses.explanation import Explanation
 from nearfar.losses.robust import RobustLoss
 from nearfar.relations.relation import Relation
@@ -101,7 +101,7 @@ def __getattr__(name: str) -> Any:
         return globals()[name]
     if name in __all__:
         return import_module(f"nearfar.{name}")
-    raise no_such_name("nearfar", name, __all__)
+    return suggest_names("nearfar", __all__)(name)
 
 
 def __dir__() -> list[str]:

@@ -62,7 +62,7 @@ def test_what_came_is_named():
 
 
 def test_two_parts_are_two():
-    with pytest.raises(ValueError, match=r"pair may be two, one for positive and one for negative pairs, but 3 came\."):
+    with pytest.raises(ValueError, match=r"pair may be two, for positive and negative pairs, but 3 came\."):
         nf.RobustLoss(pair=(P.Hinge(),) * 3, over=S.Mean())
     assert nf.RobustLoss(pair=[P.Hinge(), P.Linear()], over=S.Mean()).pair_negative.scale == 1
 

@@ -121,7 +121,7 @@ ELSEWHERE = [
     (lambda: S.TopK(fraction=float("nan")), r"TopK: fraction must lie in \(0, 1\]"),
     (lambda: L.Angular(degrees=90), r"Angular: degrees must lie between 0 and 90"),
     (lambda: L.Angular(degrees=0), r"Angular: degrees must lie between 0 and 90"),
-    (lambda: L.Triplet(mining="hard", swap=True), r"Triplet: swap compares single triplets"),
+    (lambda: L.Triplet(mining="hard", swap=True), r"Triplet: swap compares triplets"),
     (lambda: product(reduction="sum"), r"RobustLoss: reduction='sum' needs one group per anchor, but groups are Batch"),
     (lambda: L.ProxyNCA(3, 4, scale=0), r"scale must be a number above zero"),
     (lambda: L.ProxyAnchor(3, 4, scale=-1), r"scale must be a number above zero"),
@@ -145,9 +145,7 @@ def test_other_wrong_arguments_are_named(make, sentence):
 
 
 def test_balanced_groups_need_top_k():
-    with pytest.raises(
-        ValueError, match='groups="balanced" compares how much each side takes, so both sets must be TopK'
-    ):
+    with pytest.raises(ValueError, match='groups="balanced" compares how much each side takes, so both must be TopK'):
         product(groups="balanced")(torch.eye(3), torch.tensor([0, 0, 1]))
 
 

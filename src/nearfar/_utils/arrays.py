@@ -3,8 +3,6 @@
 Tensors are returned unchanged: their shapes, types and values are checked where they are used.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Optional packages: imported on use, with an error of one sentence if they are missing."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec

@@ -1,7 +1,5 @@
 """`alone`: let one process at a time into a block, by a lock that the system releases when the process dies."""
 
-from __future__ import annotations
-
 import errno
 import os
 import sys

@@ -1,7 +1,5 @@
 """Progress of long work: a bar with rate and time left in a terminal, otherwise a plain line now and then."""
 
-from __future__ import annotations
-
 import sys
 import threading
 import time
@@ -17,10 +15,8 @@ from rich.text import Text
 
 from nearfar._utils.console import Terminal, visible
 
-Watch = Callable[[str, int, int], None]
-"""Called as watch(what, done, total); total is 0 if it is unknown."""
-FIRST, EVERY = 5.0, 10.0
-"""Seconds before the first plain line, and between two of them."""
+Watch = Callable[[str, int, int], None]  # called as watch(what, done, total); total is 0 if it is unknown
+FIRST, EVERY = 5.0, 10.0  # seconds before the first plain line, and between two of them
 
 
 def rate(count: float, seconds: float) -> str:

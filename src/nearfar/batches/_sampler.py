@@ -4,8 +4,6 @@ Batch number t is a function of the seed and t alone (except with hard classes),
 the settings, and a resumed sampler continues from t. Every rank draws the whole batch and takes its own rows.
 """
 
-from __future__ import annotations
-
 import itertools
 import zlib
 from abc import ABC, abstractmethod

@@ -1,7 +1,5 @@
 """The command line application, with the commands `losses` and `report`; the others are in `nearfar.cli.commands`."""
 
-from __future__ import annotations
-
 import inspect
 import sys
 from collections.abc import Mapping

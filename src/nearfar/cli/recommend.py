@@ -16,8 +16,7 @@ from nearfar.data._splits import Shares
 
 NEAR = math.log(4)
 """A measured data set is near if its number of classes and its samples per class are within a factor of four."""
-PLAIN = "MPerClass"
-"""The sampler without projections."""
+PLAIN = "MPerClass"  # the sampler without projections
 OPEN = "Steps and learning rate are left open: they depend on the network more than on the labels."
 RECIPE = (
     "Size, network, rate and steps are those of the recipe for photographs (configs/photographs.yaml), chosen on "

@@ -1,7 +1,5 @@
 """`open_data`: open any data set by its name, or by the files at a path."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Callable, Iterator
@@ -48,9 +46,7 @@ def open_data(
     check_on_corrupt("open_data", on_corrupt)
     for key, value in (("labels", labels), ("inputs", inputs)):
         if value is not None and name not in ("shards", "hf"):
-            raise ValueError(
-                f"open_data: {key} is for shards and hf, but came as {value!r} for {name!r}; leave it out."
-            )
+            raise ValueError(f"open_data: {key} is for shards and hf, but {value!r} came for {name!r}; leave it out.")
     if name == "glyphs":
         if path is not None:
             raise ValueError(
@@ -59,21 +55,14 @@ def open_data(
             )
         return of_glyphs(glyphs())
     if path is None:
-        raise ValueError(
-            f"open_data: {name!r} needs a path, but none came; name the folder or file that holds the data."
-        )
+        raise ValueError(f"open_data: {name!r} needs a path, but none came; name the folder or file of the data.")
     options = {"labels": labels, "inputs": inputs, "on_corrupt": on_corrupt, "outside": outside}
     accepted = inspect.signature(READERS[name]).parameters
     return READERS[name](Path(path), **{key: value for key, value in options.items() if key in accepted})
 
 
 def kind_of(path: str | Path | None) -> str:
-    """The kind of data set at a path, as a name for `open_data`.
-
-    Raises:
-        FileNotFoundError: the path does not exist.
-        ValueError: its files are those of no kind, or of several.
-    """
+    """The kind of data set at a path, as a name for `open_data`."""
     if path is None:
         return "glyphs"
     if re.search(r"\.tar\b", str(path)) and re.search("[{}]|::", str(path)):

@@ -16,10 +16,8 @@ from nearfar.data._device_samples import DeviceSamples
 
 Labels = NDArray[np.int64]
 Transform = Callable[[Any, np.random.Generator], Tensor]
-Size = tuple[int, int]
-"""Width and height."""
-USUAL_KS = (1, 2, 4, 8)
-"""The customary values of K in recall@K, for data sets without others."""
+Size = tuple[int, int]  # width and height
+USUAL_KS = (1, 2, 4, 8)  # the customary values of K in recall@K, for data sets without others
 
 
 @runtime_checkable
@@ -157,11 +155,7 @@ class Labeled:
     """
 
     def __init__(
-        self,
-        dataset: Any,
-        labels: Any = None,
-        names: Sequence[str] | None = None,
-        classes: Sequence[str] | None = None,
+        self, dataset: Any, labels: Any = None, names: Sequence[str] | None = None, classes: Sequence[str] | None = None
     ) -> None:
         if labels is None:
             labels = getattr(dataset, "targets", getattr(dataset, "labels", None))

@@ -1,7 +1,5 @@
 """Remedies in words and as flags of `nearfar train`; only those that suit the run's configuration are suggested."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -59,21 +57,13 @@ class Remedy:
 
 @dataclass(frozen=True)
 class Patient:
-    """The facts about a run that decide which remedies fit it.
+    """The facts about a run that decide which remedies fit it."""
 
-    Attributes:
-        config: its configuration; None if unknown.
-        classes: the number of training classes; None if unknown.
-        best_step: the step of its best weights.
-        steps: the number of steps it took.
-        rising: whether more steps may help: the last evaluation is the best, or there is none.
-    """
-
-    config: Config | None = None
-    classes: int | None = None
-    best_step: int = 1
-    steps: int = 1
-    rising: bool = True
+    config: Config | None = None  # its configuration; None if unknown
+    classes: int | None = None  # the number of training classes; None if unknown
+    best_step: int = 1  # the step of its best weights
+    steps: int = 1  # the number of steps it took
+    rising: bool = True  # whether more steps may help: the last evaluation is the best, or there is none
 
     @property
     def margin(self) -> float | None:
@@ -99,13 +89,7 @@ def level(worse: bool) -> Severity:
 
 
 def finding(
-    name: str,
-    severity: Severity,
-    evidence: str,
-    kind: str,
-    run: Patient | None = None,
-    *,
-    rows: tuple[int, ...] = (),
+    name: str, severity: Severity, evidence: str, kind: str, run: Patient | None = None, *, rows: tuple[int, ...] = ()
 ) -> Finding:
     """Build a finding with the remedies of its kind that fit the run's configuration."""
     run = run or Patient()

@@ -22,10 +22,8 @@ from nearfar.runs._sections import Config
 
 Series = tuple[tuple[int, float], ...]
 RECALL = ("validation recall@1", "test recall@1")
-MIN_LOSSES = 20
-"""Losses that a finding about the course of a run needs."""
-NEGLIGIBLE = 5e-5
-"""A loss below this needs no further training."""
+MIN_LOSSES = 20  # losses that a finding about the course of a run needs
+NEGLIGIBLE = 5e-5  # a loss below this needs no further training
 BASELINES = {"input": "for the input vectors themselves", "untrained": "for the network before its first step"}
 
 

@@ -1,7 +1,5 @@
 """The files of an index in a folder: digests, memory-mapped names, and the record `about.json`."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -15,10 +13,8 @@ import numpy as np
 
 from nearfar._utils.files import atomic_write, read_text, write_text
 
-ABOUT = "about.json"
-"""The record; it is written last, and an index without it is unfinished."""
-DIGEST = 32
-"""Bytes of a digest."""
+ABOUT = "about.json"  # the record; it is written last, and an index without it is unfinished
+DIGEST = 32  # bytes of a digest
 
 
 def digest_of_file(path: Path) -> str:

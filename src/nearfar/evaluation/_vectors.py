@@ -130,18 +130,16 @@ class Vectors:
         return Path(path)
 
 
-def name_classes(labels: Sequence[int], classes: Sequence[str]) -> dict[int, str]:
-    """The name of each label: the i-th name is that of the i-th label if the counts are equal, else that of label i.
+def name_classes(labels: Sequence[int], classes: Sequence[str], owner: str = "Vectors") -> dict[int, str]:
+    """Name distinct, ascending labels: the i-th name is that of the i-th label, unless there are more names.
 
-    Args:
-        labels: the distinct labels, in ascending order.
-        classes: the names.
+    Then the i-th name is that of label i.
     """
     if len(labels) == len(classes):
         return dict(zip(labels, classes, strict=True))
     if labels and not 0 <= labels[0] <= labels[-1] < len(classes):
         raise ValueError(
-            f"Vectors: classes must name each of the {len(labels)} classes in y, or each of 0..{labels[-1]}, "
+            f"{owner}: classes must name each of the {len(labels)} classes in y, or each of 0..{labels[-1]}, "
             f"but {len(classes)} names came."
         )
     return {label: classes[label] for label in labels}

@@ -6,8 +6,6 @@ group. So both losses are ordinary products: the pair loss says how much one ref
 size sums these counts, and `terms` forms the quotient.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 
@@ -61,9 +59,7 @@ class Ranking(Grouping, swift=True):
     def terms(self, product: Product, pairs: ScoredPairs, problems: Problems, values: Values) -> tuple[Terms, ...]:
         counts = problems[0].counts
         assert counts is not None  # noqa: S101 - set by `blocks`
-        near, far = (
-            _sums(problem, value).reshape(counts.shape) for problem, value in zip(problems, values, strict=True)
-        )
+        near, far = (_sums(*each).reshape(counts.shape) for each in zip(problems, values, strict=True))
         near = near + 0.5
         return (Terms(far / (near + far), counts),)
 

@@ -33,10 +33,9 @@ from nearfar.engines import Plan, auto, by_list, by_other_engine, check_strips, 
 from nearfar.engines.recordings import DEVICES, Replays, replayed
 from nearfar.groups._groupings import AnchorSign, Grouping, Product, Reduction
 from nearfar.links import Link
-from nearfar.losses.arguments import check_relation
-from nearfar.losses.degenerate import Had
+from nearfar.losses.arguments import Had, check_relation
 from nearfar.losses.explanation import Explanation, explain, unexplained
-from nearfar.losses.factors import CachedProduct, Engine, Factors, Members, Pairs, Sets
+from nearfar.losses.factors import CachedProduct, Engine, Factors, Members, Pairs, Sets, make_product
 from nearfar.miners import Miner
 from nearfar.relations.index_tuples import check_apart, check_indices
 from nearfar.relations.relation import Relation
@@ -273,7 +272,7 @@ class RobustLoss(Loss):
         kept = self._cached
         if kept is None:  # after a copy
             kept = self._cached = CachedProduct.of(self, None)
-        found = self._now(kept.make_again(self) if kept.learned else kept.product)
+        found = self._now(make_product(self, kept) if kept.learned else kept.product)
         similarity = called(found.similarity)
         return found if similarity is found.similarity else replace(found, similarity=similarity)
 

@@ -1,7 +1,5 @@
 """`SpreadFloor`: a term that keeps the rows of a batch from collapsing onto one line."""
 
-from __future__ import annotations
-
 from dataclasses import field, replace
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """Build the losses, samplers and their inner parts that a configuration names."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Mapping
 from types import ModuleType
@@ -19,9 +17,8 @@ Catalog = Mapping[str, Callable[..., Any]]
 def _classes(module: ModuleType) -> Catalog:
     """The public classes that a module or package defines."""
     found = {name: x for name, x in vars(module).items() if inspect.isclass(x) and not name.startswith("_")}
-    return {
-        name: x for name, x in found.items() if x.__module__.startswith(module.__name__) and not inspect.isabstract(x)
-    }
+    own = {name: x for name, x in found.items() if x.__module__.startswith(module.__name__)}
+    return {name: x for name, x in own.items() if not inspect.isabstract(x)}
 
 
 LOSSES = _classes(losses)
@@ -32,8 +29,7 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "Representatives": {"batch_size": 128, "order": "classes"},
 }
 """Default arguments of the samplers."""
-CLASSES = 32
-"""The default number of classes in a batch; all classes if there are fewer."""
+CLASSES = 32  # the default number of classes in a batch; all classes if there are fewer
 INNER: Mapping[str, Catalog] = {
     "pair": _classes(pairs),
     "similarity": _classes(similarity),
@@ -60,10 +56,7 @@ def check(config: Config) -> None:
 def make_loss(config: Config, *, classes: int, dim: int | None = None) -> Any:
     """Build the loss, within a `CrossBatchMemory` if configured.
 
-    Args:
-        config: the configuration.
-        classes: the number of training classes, for losses with proxies.
-        dim: the dimension of the embeddings, for losses with proxies; None for `model.embedding_dim` or its default.
+    Losses with proxies need the number of training classes and `dim`, that of the embeddings (None: as configured).
     """
     given = {"classes": classes, "dim": dim or config.model.embedding_dim or ModelConfig().embedding_dim}
     loss = _make("loss", config.loss, LOSSES, given)

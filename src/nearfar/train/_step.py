@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -20,23 +19,14 @@ from nearfar.runs._sections import Config, OptimizerConfig
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """A training step as a callable: each call embeds a batch, back-propagates the loss and updates all parameters.
+    """A training step as a callable: each call embeds a batch, back-propagates the loss and updates all parameters."""
 
-    Args:
-        config: the configuration: clipping, chunks and whether batch norms keep their statistics.
-        machine: an `accelerate.Accelerator` or a `SingleProcess`; it knows the device, the precision and the processes.
-        model: the prepared network.
-        loss: a `Distributed` loss; the gradient of its own parameters is complete on every rank.
-        optimizer: the optimizer of the parameters of network and loss.
-        proximal: the proximal term, or None.
-        average: the moving average of the weights, or None.
-    """
-
-    config: Config
+    config: Config  # the configuration: clipping, chunks and whether batch norms keep their statistics
+    # an `accelerate.Accelerator` or a `SingleProcess`; it knows the device, the precision and the processes
     machine: Any
-    model: nn.Module
-    loss: nn.Module
-    optimizer: Any
+    model: nn.Module  # the prepared network
+    loss: nn.Module  # a `Distributed` loss; the gradient of its own parameters is complete on every rank
+    optimizer: Any  # the optimizer of the parameters of network and loss
     proximal: Proximal | None = None
     average: Average | None = None
 
@@ -123,12 +113,6 @@ def lr_factor(config: OptimizerConfig, step: int, steps: int) -> float:
     if config.schedule == "constant":
         return 1.0
     return 0.5 * (1 + math.cos(math.pi * (step - config.warmup - 1) / (steps - config.warmup)))
-
-
-def set_lr(groups: Iterable[dict[str, Any]], factor: float) -> None:
-    """Set the learning rate of each parameter group to its own rate times the factor of the schedule."""
-    for group in groups:
-        group["lr"] = group["factor"] * factor
 
 
 class Average:

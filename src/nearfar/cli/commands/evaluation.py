@@ -126,13 +126,7 @@ def need_qrels(qrels: Path | None) -> Path:
 
 
 def score_ranked(
-    ranked: Any,
-    qrels: Path,
-    k: list[int] | None,
-    similarity: str,
-    seed: int,
-    json: Path | None,
-    per_query: Path | None,
+    ranked: Any, qrels: Path, k: list[int] | None, similarity: str, seed: int, json: Path | None, per_query: Path | None
 ) -> None:
     """Score ranked documents by judgements, print the scores, and write them."""
     import csv

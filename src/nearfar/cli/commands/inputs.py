@@ -12,15 +12,15 @@ import torch
 from torch import Tensor
 
 from nearfar._utils.arrays import tensor_of
+from nearfar.data._folders import SUFFIXES, is_image
 from nearfar.data._samples import genuine, numbered
 
 if TYPE_CHECKING:
     from nearfar.data._pictures import OnCorrupt, Pictures
     from nearfar.data._samples import Transform
 
-PICTURES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"})
-SIZE = 224
-"""Side of pictures in pixels, if neither the network nor the user defines it."""
+
+SIZE = 224  # side of pictures in pixels, if neither the network nor the user defines it
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,17 +86,11 @@ class Transformed:
 
 @dataclass(frozen=True)
 class Assumed:
-    """The default preprocessing for a network that does not define one: resize the short side, crop the center.
+    """The default preprocessing for a network that does not define one: resize the short side, crop the center."""
 
-    Args:
-        size: pixels a side.
-        imagenet: standardize by ImageNet's mean and deviation.
-        pixels: uint8 in 0..255, if the network takes these; otherwise values in 0..1.
-    """
-
-    size: int
-    imagenet: bool = False
-    pixels: bool = False
+    size: int  # pixels a side
+    imagenet: bool = False  # standardize by ImageNet's mean and deviation
+    pixels: bool = False  # uint8 in 0..255, if the network takes these; otherwise values in 0..1
 
     def __call__(self, picture: Any, generator: np.random.Generator) -> Tensor:
         """One picture: [3, size, size]."""
@@ -214,17 +208,13 @@ def _files(folder: Path) -> list[Path]:
             f"{folder} holds the folders train and test, which are not classes; name one of them, such as "
             f"{folder / 'test'}."
         )
-    loose = [path for path in entries if _is_picture(path)]
-    inside = [file for home in homes for file in sorted(home.rglob("*")) if _is_picture(file)]
+    loose = [path for path in entries if is_image(path)]
+    inside = [file for home in homes for file in sorted(home.rglob("*")) if is_image(file)]
     if loose and inside:
         raise ValueError(
             f"{folder} holds {len(loose)} images of its own ({loose[0].name} is the first) beside {len(inside)} in "
             "class folders; move one of the two elsewhere."
         )
     if not loose and not inside:
-        raise ValueError(f"{folder} holds no images ({', '.join(sorted(PICTURES))}), nor do its folders.")
+        raise ValueError(f"{folder} holds no images ({', '.join(sorted(SUFFIXES))}), nor do its folders.")
     return loose or inside
-
-
-def _is_picture(path: Path) -> bool:
-    return path.suffix.lower() in PICTURES and not path.name.startswith(".") and path.is_file()

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["serve"]
 
-PER_CLIENT = 64
-"""Maximum number of connections of one address, if addresses distinguish clients."""
+PER_CLIENT = 64  # maximum number of connections of one address, if addresses distinguish clients
 
 
 def serve(
