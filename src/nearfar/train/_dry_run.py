@@ -34,21 +34,13 @@ SHEET = "first-batch.png"
 
 @dataclass(frozen=True)
 class Memory:
-    """Memory of training in bytes, excluding torch itself and the data.
+    """Memory of training in bytes, excluding torch itself and the data."""
 
-    Attributes:
-        weights: parameters and buffers of network and loss.
-        optimizer: the state of the optimizer.
-        gradients: one number per parameter.
-        network: the measured peak of forward and backward through the network, without `gradients`.
-        loss: the measured peak of the loss and its gradient for one batch.
-    """
-
-    weights: int
-    optimizer: int
-    gradients: int
-    network: int
-    loss: int
+    weights: int  # parameters and buffers of network and loss
+    optimizer: int  # the state of the optimizer
+    gradients: int  # one number per parameter
+    network: int  # the measured peak of forward and backward through the network, without `gradients`
+    loss: int  # the measured peak of the loss and its gradient for one batch
 
     @property
     def total(self) -> int:

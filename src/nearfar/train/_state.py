@@ -33,39 +33,22 @@ from nearfar.train._step import Average, Step, lr_factor, make_optimizer
 
 @dataclass(frozen=True, eq=False)
 class TrainState:
-    """Everything that a run needs to take steps.
+    """Everything that a run needs to take steps."""
 
-    Attributes:
-        config: the configuration.
-        machine: the `accelerate.Accelerator` or `SingleProcess`.
-        data: the data set.
-        train: the samples of the training classes.
-        validation: the samples of the held-out classes, if any.
-        model: the network, prepared for its processes and precision.
-        loss: the loss, over this process's rows.
-        sampler: the batch sampler.
-        step: the training step.
-        view: the augmented training samples.
-        plain: the transform of evaluation.
-        inputs: the shape and transform of the network's input.
-        shares: how many classes are for training, validation and the test.
-        sharded: the network in shards, if it is split over the processes.
-    """
-
-    config: Config
-    machine: Any
-    data: DataSet
-    train: Samples
-    validation: Samples | None
-    model: nn.Module
-    loss: Any
-    sampler: Any
-    step: Step
-    view: View
-    plain: Transform
-    inputs: Input
-    shares: Shares
-    sharded: Sharded | None = None
+    config: Config  # the configuration
+    machine: Any  # the `accelerate.Accelerator` or `SingleProcess`
+    data: DataSet  # the data set
+    train: Samples  # the samples of the training classes
+    validation: Samples | None  # the samples of the held-out classes, if any
+    model: nn.Module  # the network, prepared for its processes and precision
+    loss: Any  # the loss, over this process's rows
+    sampler: Any  # the batch sampler
+    step: Step  # the training step
+    view: View  # the augmented training samples
+    plain: Transform  # the transform of evaluation
+    inputs: Input  # the shape and transform of the network's input
+    shares: Shares  # how many classes are for training, validation and the test
+    sharded: Sharded | None = None  # the network in shards, if it is split over the processes
 
     @property
     def bare_model(self) -> nn.Module:

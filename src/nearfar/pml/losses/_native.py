@@ -16,8 +16,7 @@ from nearfar.groups._triplets import At, index
 from nearfar.losses.explanation import Explanation
 from nearfar.losses.robust import Call, RobustLoss
 from nearfar.miners import ScoredPairs
-from nearfar.pml._mined import Mined
-from nearfar.pml._native import SCALARS, Indices, Setup, is_ours, masks, record, setup, suit
+from nearfar.pml._native import SCALARS, Indices, Mined, Setup, is_ours, masks, record, setup, suit
 from nearfar.relations.index_tuples import as_pairs, check_apart, indexed
 
 __all__ = ["Native"]

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from nearfar._utils.tensors import hidden
 from nearfar.engines.recordings import Given, Replays
-from nearfar.pml._mined import Mined
-from nearfar.pml._native import SCALARS, Indices, find_similarity, is_ours, masks, record, suit
+from nearfar.pml._native import SCALARS, Indices, Mined, find_similarity, is_ours, masks, record, suit
 
 __all__ = ["BatchHardMiner", "MultiSimilarityMiner", "Native", "PairMarginMiner", "TripletMarginMiner"]
 
