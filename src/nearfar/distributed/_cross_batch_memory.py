@@ -76,8 +76,7 @@ class CrossBatchMemory(Loss):
     labels: Tensor
     ids: Tensor
 
-    moves_buffers = True
-    """The remembered rows follow the embeddings to their device."""
+    moves_buffers = True  # the remembered rows follow the embeddings to their device
 
     def __init__(self, loss: Loss, size: int, warmup: int = 0, *, max_age: int | None = None) -> None:
         super().__init__()

@@ -31,8 +31,7 @@ class Journal:
         on_write: Callable[[dict[str, Any]], None] | None = None,
     ) -> None:
         self.path, self._checked, self._on_write = path, checked, on_write
-        self.lines = 0
-        """The number of lines written by this object."""
+        self.lines = 0  # the number of lines written by this object
         self._stream = Path(os.devnull if quiet else path).open("a", encoding="utf-8")  # noqa: SIM115  (closed by __exit__)
 
     def write(self, entry: dict[str, Any]) -> None:

@@ -34,11 +34,9 @@ class Checkpointer:
         home = folder / "checkpoints"
         self.last, self.best, self._before = (home / f"{name}.pt" for name in ("last", "best", "best-before"))
         self.best_score, self.best_step = float("-inf"), 0
-        self.lines = 0
-        """The number of lines in the journal when the restored state was written."""
+        self.lines = 0  # the number of lines in the journal when the restored state was written
         self._saved_step: int | None = None
-        self._recorded = 0
-        """The best step recorded in last.pt."""
+        self._recorded = 0  # the best step recorded in last.pt
         self._state: dict[str, Any] | None = None
 
     def read(self, config: Config) -> bool:

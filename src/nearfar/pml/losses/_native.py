@@ -38,16 +38,12 @@ class Native:
     The nearfar loss is cached while the settings, the distance and the reducer stay the same.
     """
 
-    settings: ClassVar[tuple[str, ...]] = ()
-    """Attributes that `recipe` reads."""
+    settings: ClassVar[tuple[str, ...]] = ()  # attributes that `recipe` reads
     least: ClassVar[tuple[int, int]] = (0, 0)
     """Number of rows below which PML is faster on a CPU, without and with an index tuple."""
-    tuples: ClassVar[bool] = True
-    """Whether nearfar's loss treats index tuples like PML's."""
-    references: ClassVar[bool] = True
-    """Whether nearfar's loss treats reference rows like PML's."""
-    once: ClassVar[bool] = False
-    """Whether a pair listed twice counts once, because PML computes the loss from masks."""
+    tuples: ClassVar[bool] = True  # whether nearfar's loss treats index tuples like PML's
+    references: ClassVar[bool] = True  # whether nearfar's loss treats reference rows like PML's
+    once: ClassVar[bool] = False  # whether a pair listed twice counts once, because PML computes the loss from masks
 
     # attributes of PML's class
     distance: Any

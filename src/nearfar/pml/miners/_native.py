@@ -21,8 +21,7 @@ __all__ = ["BatchHardMiner", "MultiSimilarityMiner", "Native", "PairMarginMiner"
 class Native:
     """Mixin placed before a PML miner; `mark` chooses pairs from scores and masks, and `list_pairs` lists them."""
 
-    settings: ClassVar[tuple[str, ...]] = ()
-    """Attributes that `mark` and `list_pairs` read."""
+    settings: ClassVar[tuple[str, ...]] = ()  # attributes that `mark` and `list_pairs` read
 
     # attributes of PML's class
     distance: Any
