@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -293,15 +294,6 @@ def describe(
         raise ValueError(f"{owner}: names must name all {rows} samples, but {len(names)} names came.")
     named = tuple(str(label) for label in range(count)) if classes is None else tuple(str(name) for name in classes)
     if names is None:
-        return checked, named, _default_names(checked, named)
+        seen = [itertools.count() for _ in named]  # class/number
+        return checked, named, [f"{named[label]}/{next(seen[label])}" for label in checked.tolist()]
     return checked, named, names if isinstance(names, PackedNames) else list(map(str, names))
-
-
-def _default_names(labels: Labels, classes: tuple[str, ...]) -> list[str]:
-    """Default names class/number, with samples numbered within their class."""
-    seen = [0] * len(classes)
-    names = []
-    for label in labels.tolist():
-        names.append(f"{classes[label]}/{seen[label]}")
-        seen[label] += 1
-    return names
