@@ -62,10 +62,8 @@ class DataSet:
 class PackedNames(Sequence[str]):
     """Strings packed into two arrays: a list of a million names takes 70 MB, this a third of it.
 
-    Args:
-        data: uint8 [bytes], the strings in UTF-8, one after the other.
-        start: uint32 or int64 [m + 1], the first byte of each string, and the end.
-        rows: int64 [n], which of the strings; None for all of them, in their order.
+    `data` [bytes] holds the strings in UTF-8, one after the other, and `start` [m + 1] the first byte of each, and the
+    end. `rows` [n] chooses strings; None takes all, in their order.
 
     >>> names = PackedNames.pack(["ant", "", "bée"])
     >>> list(names), names[-1], list(names.take(np.array([2, 0]))), names.data.nbytes
