@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 
 import pytest
+from table import PRODUCTS
 
 import nearfar as nf
 from nearfar.groups._triplets import Triplets
@@ -19,7 +20,7 @@ WRONG = {
     "miner": ("hard", M.Hard, P.Hinge()),
     "link": ("add", nf.links.Add, P.Hinge()),
 }
-RECIPES = [getattr(L, name) for name in L.__all__]
+RECIPES = [getattr(L, name) for name in PRODUCTS]
 
 
 def given(make):

@@ -55,6 +55,20 @@ def test_the_published_run():
     assert broken["1/M_g true"]["value"] == sorted(broken["1/M_g true"]["value"], reverse=True)
 
 
+def test_the_fastest_run_falls_exponentially_in_log_space():
+    """The caption of Figure 2 says quadratic: -log f grows by (1 + |λmin|/λmax)² a step."""
+    values = runs.appendix()["runs"]["1/(2qλmax), stable form"]["value"][3:8]
+    growth = [math.log(after) / math.log(before) for before, after in itertools.pairwise(values)]
+    low, *_, top = np.linalg.eigvalsh(runs.appendix_triplet().b)
+    assert growth == pytest.approx([(1 - low / top) ** 2] * len(growth), rel=1e-3)
+
+
+def test_the_surface_is_a_saddle():
+    """Figure 1: f falls along one direction about as much as it rises along the other."""
+    low, high = runs.surfaces(3)["eigenvalues"]
+    assert 0.8 < -low / high < 1.25
+
+
 def test_the_corrected_bounds_hold_on_the_run():
     found = runs.bounds()
     for norm, frobenius, spectral in zip(
@@ -82,6 +96,7 @@ def test_every_counterexample_counts():
     assert table["2.7"]["cubic"] < 0
     assert table["η̂"]["largest_eigenvalue"] <= 0
     assert table["b_η̂ ≤ 0"]["raised"] == 0
+    assert table["2.5"]["above"] == 0
 
 
 def test_the_table_computes_what_it_names():

@@ -125,6 +125,7 @@ _TABLE: dict[str, tuple[Any, ...]] = {
     "NCA": (_ours(L.NCA), _theirs("NCALoss")),
     "FastAP": (_ours(L.FastAP), _theirs("FastAPLoss")),
     "SmoothAP": (_ours(L.SmoothAP),),
+    "SpreadFloor": (lambda rows, width, engine: L.SpreadFloor(L.Triplet(mining="hard", engine=engine)),),
     "miner MultiSimilarity": (_ours(L.Contrastive, miner=miners.MultiSimilarity(), **_FILTERED),
      _theirs("ContrastiveLoss", "MultiSimilarityMiner")),
     "miner Hard": (_ours(L.Contrastive, miner=miners.Hard(), **_FILTERED),

@@ -18,6 +18,12 @@ Flags = tuple[tuple[str, str], ...]
 SEMIHARD: Flags = (("loss.name", "Triplet"), ("loss.mining", "semihard"), ("loss.margin", "0.2"))
 ANY_TO_SEMIHARD: Flags = (*SEMIHARD, ("loss.anneal", "null"))
 ANNEALED: Flags = (("loss.name", "Triplet"), ("loss.mining", "hard"), ("loss.margin", "0.2"), ("loss.anneal", "500"))
+FLOORED: Flags = (
+    ("loss.name", "SpreadFloor"),
+    ("loss.loss.name", "Triplet"),
+    ("loss.loss.mining", "hard"),
+    ("loss.loss.margin", "0.2"),
+)
 TOP_K: Flags = (("loss.name", "DroTopK"), ("loss.k", "8B"))
 SOFT: Flags = (("loss.name", "DroKL"), ("loss.gamma", "1"))
 EACH_SIGN: Flags = (("loss.name", "DroTopKPN"), ("loss.k", "8B"))
@@ -67,6 +73,11 @@ class Patient:
     @property
     def triplets(self) -> bool:
         return self.config is not None and self.config.loss.name == "Triplet"
+
+    @property
+    def hard(self) -> bool:
+        """Whether it mines the hardest triplet of each anchor."""
+        return self.triplets and self.config.loss.options.get("mining") == "hard"  # type: ignore[union-attr]
 
 
 Maker = Callable[[Patient], Remedy | None]
@@ -179,8 +190,12 @@ def anneal_mining(run: Patient) -> Remedy | None:
     """Hard mining, annealed from a soft start."""
     if run.config is None:
         return Remedy("hard mining that begins soft", ANNEALED)
-    hard = run.triplets and run.config.loss.options.get("mining") == "hard"
-    return Remedy("hard mining that begins soft", (("loss.anneal", "500"),)) if hard else None
+    return Remedy("hard mining that begins soft", (("loss.anneal", "500"),)) if run.hard else None
+
+
+def floor_spread(run: Patient) -> Remedy | None:
+    """Hard mining with a floor under the spread."""
+    return Remedy("a floor under the spread", FLOORED) if run.config is None or run.hard else None
 
 
 def slow(run: Patient) -> Remedy:
@@ -304,7 +319,7 @@ soft_weight = fixed("softer weights", SOFT)
 clip = fixed("shorter gradients", (("optimizer.max_grad_norm", "1"),))
 by_class = fixed("the same number of rows from each class", EVEN)
 KINDS: dict[str, tuple[str, tuple[Maker, ...]]] = {
-    "collapse": ("Against a collapse", (semihard, anneal_mining, slow, less_decay)),
+    "collapse": ("Against a collapse", (semihard, anneal_mining, floor_spread, slow, less_decay)),
     "cone": (
         "Classes are still apart, so this need not be a collapse: hard mining often shrinks a space before it spreads "
         "it. If recall falls, try",

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from nearfar._utils.tensors import over
-from nearfar.engines.spec import AROUND, BELOW_TOP, LINE, LOSSES, MOMENTS
+from nearfar.engines.spec import AROUND, BELOW_TOP, LINE, LOSSES, MOMENTS, fold_outputs
 from nearfar.engines.tiles import Tile, TileGradients, Tiles, descend_
 from nearfar.sets.entropic import LOWEST
 
@@ -63,7 +63,12 @@ class Strips(Tiles):
                 descend_(torch.mul(g, factor, out=into), s, spec.similarity)
                 filled += g.numel()
         none = [self.x.new_empty(0) for _ in range(3)]
-        return [*self._finish(sums), none[0], *([kept[:filled], *none[1:]] if pulls is None else pulls.found())]
+        total, second, held, size, seen, level = (x.clone() for x in sums)
+        if not self.mined:
+            members, seen = self.count()
+            size = size if self.selects else members
+        found = fold_outputs(spec, total, size, seen, level, second, held)
+        return [*found, none[0], *([kept[:filled], *none[1:]] if pulls is None else pulls.found())]
 
     def weigh(self) -> tuple[Tensor, Tensor, Tensor]:
         """Gradients of rows, columns and offset, from dF/dt [n] and the level and norm of the weights."""
@@ -204,31 +209,6 @@ class Strips(Tiles):
         if not tile.mirrored:
             return coef[tile.rows, None]
         return torch.add(coef[tile.rows, None], coef[None, tile.cols], out=self.buffer("coef", tile))
-
-    def _finish(self, sums: Tensor) -> list[Tensor]:
-        """The results of a fold from the sums of each row."""
-        spec, (total, second, held, size, seen, level) = self.spec, (x.clone() for x in sums)
-        if not self.mined:
-            members, seen = self.count()
-            size = size if self.selects else members
-        zero = torch.zeros_like(total)
-        if spec.sums == LOSSES:
-            return [total, size, seen, zero, torch.ones_like(total), zero.clone()]
-        if spec.sums == MOMENTS:
-            return [spec.first * total + 0.5 * spec.second * second, size, seen, level, total, second]
-        empty = size == 0
-        level = torch.where(empty, 0.0, level)
-        norm, log = total, torch.where(empty, 1.0, over(total, size)).log()
-        if spec.flat and not spec.held:  # a mean of exponentials near 1
-            rise = over(second, size)
-            flat = rise > -0.5
-            norm = torch.where(flat, size + second, total)
-            log = torch.where(flat, torch.log1p(torch.where(flat, rise, 0.0)), log)
-        t = torch.where(empty, 0.0, level + spec.gamma * log)
-        if not spec.held:
-            return [t, size, seen, level, norm, zero]
-        mean = over(held, norm)
-        return [t, size, seen, level, norm, torch.where(empty, 0.0, mean if spec.base else level + spec.gamma * mean)]
 
     # ------------------------------------------------------------------------------------ largest losses
 

@@ -21,9 +21,10 @@ import numpy as np
 from nearfar.geometry.ladder import steps
 from nearfar.geometry.spaces import Flat, Space
 
-__all__ = ["Kind", "Program", "descend", "settle", "splits"]
+__all__ = ["Choice", "Kind", "Program", "descend", "settle", "splits"]
 
 Kind = Literal["iso", "haus"]
+Choice = Callable[[Any], tuple[Any, Any]]
 
 
 def splits(y: Any) -> dict[str, Any]:
@@ -91,6 +92,10 @@ class Program:
         if self.kind == "haus":
             return float(np.linalg.norm(self._on(g) - self.f, axis=1).max())
         return float(np.abs(self._distances(g)[0] - self.parts["apart"]).max())
+
+    def differences(self, g: Any) -> tuple[Any, Any]:
+        """The distances of all pairs in g less those in f, [pairs], and their Jacobian [pairs, N n]."""
+        return self._distances(g)[0] - self.parts["apart"], self._slopes(g)
 
     def rows(self, z: Any) -> Any:
         """The rows g [N, n] in z."""
@@ -164,14 +169,18 @@ def descend(program: Program, g: Any, *, iterations: int = 300) -> Any:
     return _minimize(program, g, lambda z: (z[-1], slope), iterations)
 
 
-def settle(program: Program, g: Any, value: float, *, iterations: int = 300) -> Any:
-    """Among rows that cost at most `value`, find those nearest to f in least squares, starting from g."""
+def settle(program: Program, g: Any, value: float, choose: Choice | None = None, *, iterations: int = 300) -> Any:
+    """Among rows that cost at most `value`, find those that minimize `choose`, starting from g.
+
+    `choose` returns a number and its gradient [N, n]; by default it is the squared distance to f.
+    """
+    choose = choose or (lambda rows: (((rows - program.f) ** 2).sum(), 2 * (rows - program.f)))
 
     def objective(z: Any) -> tuple[float, Any]:
-        off = program.rows(z) - program.f
+        found, gradient = choose(program.rows(z))
         slope = np.zeros(len(z))
-        slope[: off.size] = 2 * off.ravel()
-        return float((off**2).sum()), slope
+        slope[: gradient.size] = gradient.ravel()
+        return float(found), slope
 
     limit = np.zeros((1, program.size))
     limit[0, -1] = -1.0

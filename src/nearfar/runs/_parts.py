@@ -37,6 +37,7 @@ INNER: Mapping[str, Catalog] = {
     "over": _classes(sets),
     "link": _classes(links),
     "anneal": {"Anneal": Anneal},
+    "loss": LOSSES,
 }
 """Options of a loss that are objects: written as a name, or as a mapping with a name."""
 
@@ -57,9 +58,8 @@ def make_loss(config: Config, *, classes: int, dim: int | None = None) -> Any:
 
     Losses with proxies need the number of training classes and `dim`, that of the embeddings (None: as configured).
     """
-    known = inspect.signature(_kind("loss", config.loss, LOSSES)).parameters
     given = {"classes": classes, "dim": dim or config.model.embedding_dim or ModelConfig().embedding_dim}
-    loss = _make("loss", config.loss, LOSSES, {key: value for key, value in given.items() if key in known})
+    loss = _make("loss", config.loss, LOSSES, given)
     plan = config.training
     if not plan.cross_batch_memory:
         return loss
@@ -110,11 +110,14 @@ def _inner(place: str, value: Any) -> Part:
 
 
 def _make(place: str, part: Part, catalog: Catalog, given: Mapping[str, Any]) -> Any:
-    options = dict(given)
+    """Build a part; `given` holds arguments that losses take if they know them, also a loss inside another one."""
+    kind = _kind(place, part, catalog)
+    known = inspect.signature(kind).parameters if given else {}
+    options = {key: value for key, value in given.items() if key in known}
     for key, value in part.options.items():
-        here = f"{place}.{key}"
-        options[key] = _make(here, _inner(here, value), INNER[key], {}) if _is_part(key, value) else value
+        here, inside = f"{place}.{key}", given if key == "loss" else {}
+        options[key] = _make(here, _inner(here, value), INNER[key], inside) if _is_part(key, value) else value
     try:
-        return _kind(place, part, catalog)(**options)
+        return kind(**options)
     except TypeError as error:  # a required argument is missing, or a value is of the wrong kind
         raise ValueError(f"config: {place} {part.name}: {error}; give it under `{place}:`.") from None
