@@ -4,6 +4,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from nearfar._utils.checks import check_choice
 from nearfar.data._benchmarks import cars, cub, flowers, inshop, omniglot, sop
@@ -110,19 +111,8 @@ def of_glyphs(data: Glyphs) -> DataSet:
     return DataSet("glyphs", samples(data.train), samples(data.test))
 
 
-READERS: dict[str, Callable[..., DataSet]] = {
-    "omniglot": omniglot,
-    "cub": cub,
-    "flowers": flowers,
-    "cars": cars,
-    "sop": sop,
-    "inshop": inshop,
-    "folder": folder,
-    "manifest": manifest,
-    "vectors": vectors,
-    "shards": shards,
-    "hf": hf,
-}
+_READERS: tuple[Any, ...] = (omniglot, cub, flowers, cars, sop, inshop, folder, manifest, vectors, shards, hf)
+READERS: dict[str, Callable[..., DataSet]] = {read.__name__: read for read in _READERS}
 NAMES = ("glyphs", *READERS)
 SUFFIXES = {".npz": "vectors", ".csv": "manifest", ".tar": "shards"}
 MARKS = {

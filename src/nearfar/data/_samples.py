@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -61,10 +62,8 @@ class DataSet:
 class PackedNames(Sequence[str]):
     """Strings packed into two arrays: a list of a million names takes 70 MB, this a third of it.
 
-    Args:
-        data: uint8 [bytes], the strings in UTF-8, one after the other.
-        start: uint32 or int64 [m + 1], the first byte of each string, and the end.
-        rows: int64 [n], which of the strings; None for all of them, in their order.
+    `data` [bytes] holds the strings in UTF-8, one after the other, and `start` [m + 1] the first byte of each, and the
+    end. `rows` [n] chooses strings; None takes all, in their order.
 
     >>> names = PackedNames.pack(["ant", "", "bée"])
     >>> list(names), names[-1], list(names.take(np.array([2, 0]))), names.data.nbytes
@@ -293,15 +292,6 @@ def describe(
         raise ValueError(f"{owner}: names must name all {rows} samples, but {len(names)} names came.")
     named = tuple(str(label) for label in range(count)) if classes is None else tuple(str(name) for name in classes)
     if names is None:
-        return checked, named, _default_names(checked, named)
+        seen = [itertools.count() for _ in named]  # class/number
+        return checked, named, [f"{named[label]}/{next(seen[label])}" for label in checked.tolist()]
     return checked, named, names if isinstance(names, PackedNames) else list(map(str, names))
-
-
-def _default_names(labels: Labels, classes: tuple[str, ...]) -> list[str]:
-    """Default names class/number, with samples numbered within their class."""
-    seen = [0] * len(classes)
-    names = []
-    for label in labels.tolist():
-        names.append(f"{classes[label]}/{seen[label]}")
-        seen[label] += 1
-    return names

@@ -17,8 +17,6 @@ from nearfar.cli.commands.embedding import Trust
 if TYPE_CHECKING:
     from nearfar.evaluation import DiskIndex, Index, Neighbors, Vectors
 
-__all__ = ["Images", "IndexPath", "Network", "index", "search"]
-
 SHOWN = 10  # queries whose neighbors are printed
 JUDGED = 1000  # maximum number of queries on which an index in one file is measured
 

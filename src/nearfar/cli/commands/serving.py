@@ -15,8 +15,6 @@ from nearfar.cli.commands.search import Images, IndexPath, Network
 if TYPE_CHECKING:
     from nearfar.evaluation import DiskIndex, Index
 
-__all__ = ["serve"]
-
 PER_CLIENT = 64  # maximum number of connections of one address, if addresses distinguish clients
 
 
