@@ -81,7 +81,7 @@ class Proxies(Composed, without=("miner",)):
             raise ValueError(f"{owner}: labels are missing; pass a 1-D integer tensor of class indices.")
         check_labels(owner, "labels", labels, len(embeddings), embeddings.device)
         count = len(self.proxies)
-        if readable(labels) and len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < count:
+        if readable(labels) and not torch.equal(labels, labels.clamp(0, count - 1)):
             raise ValueError(
                 f"{owner}: labels must lie in 0..{count - 1}, one per proxy, but reach from {int(labels.min())} "
                 f"to {int(labels.max())}; raise `classes` or renumber them."
