@@ -21,7 +21,7 @@ from nearfar._utils.checks import check_positive
 from nearfar._utils.tensors import check_labels
 from nearfar.geometry.constraints import splits
 from nearfar.geometry.separation import check_inputs, strips
-from nearfar.geometry.spaces import Metric, Space, center, distances, space_of
+from nearfar.geometry.spaces import Metric, Space, center, space_of
 
 __all__ = ["ROWS", "isometric_bound", "lift", "separated_metric"]
 
@@ -32,9 +32,7 @@ TOLERANCE = 1e-9
 
 
 @torch.no_grad()
-def isometric_bound(
-    embeddings: Tensor, labels: Tensor, *, margin: float = 0.0, metric: Metric = "euclidean"
-) -> float:
+def isometric_bound(embeddings: Tensor, labels: Tensor, *, margin: float = 0.0, metric: Metric = "euclidean") -> float:
     """The smallest isometric error of a separated metric, a lower bound of d_iso to all separated maps.
 
         d_iso(f, metrics) = max( H/2,  max over classes (D - 2μ + 2α)/3,  max over classes (α - μ),  0 )
@@ -171,12 +169,16 @@ def _program(apart: Tensor, y: Tensor, margin: float) -> tuple[float, Tensor]:
     t, minus = count + parts["radii"], -np.ones(count)
     sign, goal = parts["sign"], d[i, j] / scale
     blocks = [
-        (np.stack([parts["pairs"], count + parts["radius"]], 1), np.stack([-sign, sign], 1), -margin / scale * (sign > 0)),
+        (
+            np.stack([parts["pairs"], count + parts["radius"]], 1),
+            np.stack([-sign, sign], 1),
+            -margin / scale * (sign > 0),
+        ),
         (np.stack([each, np.full(count, t)], 1), np.stack([-minus, minus], 1), goal),
         (np.stack([each, np.full(count, t)], 1), np.stack([minus, minus], 1), -goal),
     ]
     while True:
-        value, solution = _solve(blocks, t + 1)
+        value, solution = _solve(blocks, count + parts["radii"] + 1)
         found = np.where(np.eye(len(d), dtype=bool), 0.0, solution[number])
         through = found[:, :, None] + found[None, :, :]  # [from, over, to]
         over = through.argmin(axis=1)
