@@ -52,8 +52,9 @@ def train(study: TrainingStudy, name: str, variant: str, seed: int, steps: int) 
         sampler, plan = moment.state.sampler, config.training
         if sampler.is_new_projection(moment.step - 1):
             starts.append(moment.step - 1)
-        bounds = {"max_positive_distance": plan.max_positive_distance, "min_negative_distance": plan.min_negative_distance}
-        largest.append(violations(moment.embeddings, moment.target, **bounds).largest)
+        near, far = plan.max_positive_distance, plan.min_negative_distance
+        found = violations(moment.embeddings, moment.target, max_positive_distance=near, min_negative_distance=far)
+        largest.append(found.largest)
 
     start = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:

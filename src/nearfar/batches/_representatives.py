@@ -199,8 +199,9 @@ class Representatives(GlobalBatches):
             return state
         if state["step"] != self.step:
             raise ValueError(
-                'Representatives: with hard classes or steps="converged" a state can be saved only when all yielded '
-                f"batches have been used ({self.step}), but step={step} came; use num_workers=0 in the DataLoader."
+                'Representatives: with hard classes or steps="converged" a state can be saved only when all '
+                f"{self.step} yielded batches have been used, but step={step} came; use a DataLoader with "
+                "num_workers=0."
             )
         if self.converged:
             state |= {"switches": [*self._switches], "reports": [*self._reports], "before": self._before}

@@ -107,11 +107,11 @@ def lift(embeddings: Tensor, labels: Tensor) -> Tensor:
     """
     x = center("lift", "embeddings", embeddings)
     check_labels("lift", "labels", labels, len(x), x.device)
-    y = torch.unique(labels, return_inverse=True)[1]
+    known, y = torch.unique(labels, return_inverse=True)
     far, near = _reaches(x, y, space_of("lift", "euclidean"))
     excess = (far.square() - near.square()).masked_fill(far == -math.inf, 0.0)
     delta = math.sqrt(max(0.0, float(excess.max()))) if len(x) else 0.0
-    marks = torch.nn.functional.one_hot(y).to(x) * (delta / math.sqrt(2))
+    marks = (labels[:, None] == known).to(x) * (delta / math.sqrt(2))
     return torch.cat([embeddings.detach().double(), marks], dim=1)
 
 
