@@ -105,8 +105,7 @@ def intervals(
     low, high = np.quantile(means, [tail, 1 - tail], axis=0)
     error = means.std(axis=0, ddof=1) * np.sqrt(units / (units - 1))
     return [
-        Interval(float(v), float(a), float(b), float(e))
-        for v, a, b, e in zip(estimates, low, high, error, strict=True)
+        Interval(float(v), float(a), float(b), float(e)) for v, a, b, e in zip(estimates, low, high, error, strict=True)
     ]
 
 

@@ -31,7 +31,7 @@ from nearfar._utils.checks import check_choice
 from nearfar._utils.files import read_text, write_text
 from nearfar._utils.progress import Watch
 from nearfar.evaluation._bootstrap import Interval, intervals
-from nearfar.evaluation._fingerprint import check_fingerprint
+from nearfar.evaluation._fingerprint import check_fingerprint, check_same_network
 from nearfar.evaluation._inputs import demand_classes, read_inputs
 from nearfar.evaluation._probability import choose, log_odds
 from nearfar.evaluation._ranking_keys import METRICS, Metric
@@ -123,6 +123,16 @@ class Calibration:
             )
         return found
 
+    def check_index(self, similarity: str, fingerprint: str | None) -> None:
+        """Require that this fits the vectors of an index, and that there is a threshold."""
+        if self.similarity != similarity:
+            raise ValueError(
+                f"Index: the calibration is for {self.similarity or 'scores that were given'}, but the index for "
+                f"{similarity}; calibrate with that similarity."
+            )
+        check_same_network("Index", ("the calibration", self.fingerprint), ("the vectors", fingerprint))
+        _ = self.usable
+
     def __repr__(self) -> str:
         what = "pairs" if self.per == "pair" else "best answers of queries"
         of = f" of {self.classes:,} classes" if self.classes else ""
@@ -156,13 +166,19 @@ class Calibration:
         try:
             values = dict(record)
             for name in ("rate", "tar", "guaranteed_tar"):
-                values[name] = None if values[name] is None else Interval(**{k: float(v) for k, v in values[name].items()})
+                values[name] = (
+                    None if values[name] is None else Interval(**{k: float(v) for k, v in values[name].items()})
+                )
             for name in ("knots", "curve"):
                 values[name] = tuple(tuple(float(v) for v in row) for row in values[name])
             values["guaranteed"] = None if values["guaranteed"] is None else float(values["guaranteed"])
             made = cls(**values)
             numbers = [made.threshold, made.far, made.confidence, made.eer, *(v for row in made.knots for v in row)]
-            if not all(math.isfinite(v) for v in numbers) or math.isnan(made.guaranteed or 0) or len(made.knots[0]) != 2:
+            if (
+                not all(math.isfinite(v) for v in numbers)
+                or math.isnan(made.guaranteed or 0)
+                or len(made.knots[0]) != 2
+            ):
                 raise ValueError
             check_fingerprint("Calibration", made.fingerprint or "0")
         except (TypeError, ValueError, LookupError, AttributeError):
@@ -271,7 +287,9 @@ def evaluate_pairs(
             f"and {list(truth.shape)}."
         )
     if not np.isfinite(found).all():
-        raise ValueError(f"evaluate_pairs: scores must be finite, but {(~np.isfinite(found)).sum()} are NaN or infinite.")
+        raise ValueError(
+            f"evaluate_pairs: scores must be finite, but {(~np.isfinite(found)).sum()} are NaN or infinite."
+        )
     if truth.dtype.kind not in "biuf" or not np.isin(truth, (0, 1)).all():
         raise ValueError("evaluate_pairs: same must hold truth values, or 0 and 1.")
     truth, place = truth.astype(bool), None
@@ -299,7 +317,9 @@ def _calibration(
     positive, negative = trials.histogram(POSITIVE), trials.histogram(NEGATIVE)
     if not positive.sum() or not trials.negatives:
         kind = "negative" if positive.sum() else "positive"
-        raise ValueError(f"{owner}: there are no {kind} pairs; pass at least two classes, one of them with two samples.")
+        raise ValueError(
+            f"{owner}: there are no {kind} pairs; pass at least two classes, one of them with two samples."
+        )
     if math.floor(far * trials.negatives + 1e-9) < 1:
         raise ValueError(
             f"{owner}: far={far:g} is less than one of {trials.negatives:,} negative pairs; pass {1 / trials.negatives:.2g} "

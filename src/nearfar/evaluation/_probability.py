@@ -29,7 +29,9 @@ def choose(places: np.ndarray, positive: np.ndarray, negative: np.ndarray) -> tu
     if positive[1:].sum(axis=1).all() and negative[1:].sum(axis=1).all():
         losses = {
             kind: sum(
-                log_loss(fit(kind, places, positive[half], negative[half]), places, positive[3 - half], negative[3 - half])
+                log_loss(
+                    fit(kind, places, positive[half], negative[half]), places, positive[3 - half], negative[3 - half]
+                )
                 for half in (1, 2)
             )
             for kind in (best, "isotonic")
@@ -52,7 +54,9 @@ def log_odds(knots: np.ndarray, places: np.ndarray) -> np.ndarray:
 def log_loss(knots: np.ndarray, places: np.ndarray, positive: np.ndarray, negative: np.ndarray) -> float:
     """Mean log loss of histograms [bins], positive and negative pairs with equal weight."""
     z = log_odds(knots, places)
-    return float((np.logaddexp(0, -z) @ positive) / positive.sum() + (np.logaddexp(0, z) @ negative) / negative.sum()) / 2
+    return (
+        float((np.logaddexp(0, -z) @ positive) / positive.sum() + (np.logaddexp(0, z) @ negative) / negative.sum()) / 2
+    )
 
 
 def _logistic(places: np.ndarray, positive: np.ndarray, negative: np.ndarray) -> np.ndarray:
@@ -76,7 +80,7 @@ def _logistic(places: np.ndarray, positive: np.ndarray, negative: np.ndarray) ->
 
 
 def _isotonic(places: np.ndarray, positive: np.ndarray, negative: np.ndarray) -> np.ndarray:
-    """Pool adjacent violators; half a pair is added to each block, so that no probability is 0 or 1."""
+    """Pool adjacent violators; no odds are beyond those of half a pair of the rarer kind."""
     blocks: list[list[float]] = []  # positive, negative, sum of scores, number of pairs
     p, n = positive.sum(), negative.sum()
     for place, yes, no in zip(places.tolist(), positive.tolist(), negative.tolist(), strict=True):
@@ -86,6 +90,8 @@ def _isotonic(places: np.ndarray, positive: np.ndarray, negative: np.ndarray) ->
             last = blocks.pop()
             blocks[-1] = [a + b for a, b in zip(blocks[-1], last, strict=True)]
     found = np.array(blocks)
-    odds = np.log((found[:, 0] + 0.5) / (p + 1)) - np.log((found[:, 1] + 0.5) / (n + 1))
-    knots = np.stack([found[:, 2] / found[:, 3], np.maximum.accumulate(odds)], axis=1)
+    with np.errstate(divide="ignore"):
+        odds = np.log(found[:, 0] / p) - np.log(found[:, 1] / n)
+    most = np.log(2 * min(p, n) + 1)
+    knots = np.stack([found[:, 2] / found[:, 3], np.clip(odds, -most, most)], axis=1)
     return knots[np.unique(np.linspace(0, len(knots) - 1, KNOTS).astype(int))]
