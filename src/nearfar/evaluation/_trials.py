@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from nearfar._utils.progress import Watch
-from nearfar.evaluation._ranking_keys import Metric, Rows, keys, scores, spaces
+from nearfar.evaluation._ranking_keys import Metric, keys, scores, spaces
 
 BINS = 2**14
 """Bins of a histogram, evenly wide from the lowest to the highest score that is possible."""
@@ -32,8 +32,7 @@ class Trials:
 
     Attributes:
         top: [k] the largest scores of negative pairs, descending.
-        first: [k] the class of one side of each, 0..m-1.
-        second: [k] the class of the other.
+        classes: [k, 2] the classes of each, 0..m-1.
         negatives: number of negative pairs.
         touched: [m] negative pairs with each class; their sum is twice `negatives`. Empty if classes are not known.
         bins: [6, BINS] counts of scores, rows as of `NEGATIVE` and `POSITIVE`.
@@ -43,18 +42,13 @@ class Trials:
     """
 
     top: np.ndarray
-    first: np.ndarray
-    second: np.ndarray
+    classes: np.ndarray
     negatives: int
     touched: np.ndarray
     bins: np.ndarray
     low: float
     high: float
     accepted: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
-
-    def halves(self, kind: int) -> np.ndarray:
-        """Histograms [2, BINS] of the pairs within the first and within the second half of the classes."""
-        return self.bins[kind + 1 : kind + 3]
 
     def histogram(self, kind: int) -> np.ndarray:
         """Histogram [BINS] of all pairs of a kind."""
@@ -154,29 +148,25 @@ def pairs_of_rows(
 
 
 class _Largest:
-    """The k largest scores that have been added, with their classes."""
+    """The k largest scores that have been added, with the two classes of each."""
 
     def __init__(self, k: int) -> None:
         self.k, self.floor = k, -torch.inf
-        self.parts: list[tuple[np.ndarray, ...]] = []
+        self.parts: list[tuple[np.ndarray, np.ndarray]] = []
 
-    def add(self, *columns: Tensor) -> None:
-        """Add scores and classes; drop the smallest when twice as many are held."""
-        found, first, second = (column.cpu().numpy() for column in columns)
-        self.parts.append((found, first.astype(np.int32), second.astype(np.int32)))
+    def add(self, found: Tensor, first: Tensor, second: Tensor) -> None:
+        """Add scores and classes; drop the smallest when about twice as many are held."""
+        classes = torch.stack([first, second], dim=1).int()
+        self.parts.append((found.cpu().numpy(), classes.cpu().numpy()))
         if sum(len(part[0]) for part in self.parts) > 2 * self.k + TILE // 4:
-            found, first, second = self._joined()
-            keep = np.argpartition(-found, self.k - 1)[: self.k]
-            self.parts, self.floor = [(found[keep], first[keep], second[keep])], float(found[keep].min())
+            self.parts = [self.sorted()]
+            self.floor = float(self.parts[0][0][-1])
 
-    def sorted(self) -> tuple[np.ndarray, ...]:
-        """The k largest, descending."""
-        found, first, second = self._joined()
+    def sorted(self) -> tuple[np.ndarray, np.ndarray]:
+        """The k largest scores, descending, and their classes."""
+        found, classes = (np.concatenate(column) for column in zip(*self.parts, strict=True))
         order = np.argsort(-found, kind="stable")[: self.k]
-        return found[order], first[order], second[order]
-
-    def _joined(self) -> tuple[np.ndarray, ...]:
-        return tuple(np.concatenate(column) for column in zip(*self.parts, strict=True))
+        return found[order], classes[order]
 
 
 def answers_of_queries(
@@ -230,4 +220,4 @@ def listed(
         return np.stack(counts, axis=1).astype(float), np.bincount(label, minlength=count).astype(float)
 
     known = touched.astype(float) if classes is not None else np.zeros(0)
-    return Trials(found[order], *pairs[order].T, len(order), known, bins, low, high, accepted)
+    return Trials(found[order], pairs[order], len(order), known, bins, low, high, accepted)

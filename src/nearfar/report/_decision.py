@@ -47,7 +47,8 @@ def _curve(found: Calibration) -> str:
     y = Axis(0, 1, HEIGHT - BOTTOM, TOP)
     line = " ".join(f"{x(far):.1f},{y(tar):.1f}" for far, tar in points)
     dots = "".join(
-        f'<circle class="end s{place}" cx="{x(max(far, x.low)):.1f}" cy="{y(tar):.1f}" r="4"><title>{name}</title></circle>'
+        f'<circle class="end s{place}" cx="{x(max(far, x.low)):.1f}" cy="{y(tar):.1f}" r="4">'
+        f"<title>{name}</title></circle>"
         for place, (name, far, tar) in enumerate(_marks(found))
     )
     label = escape(f"True accept rate by false accept rate; at {found.far:g} it is {100 * found.tar.value:.0f}%")

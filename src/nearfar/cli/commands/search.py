@@ -106,7 +106,7 @@ def threshold_of(made: Index | DiskIndex) -> str:
 
     trial = "queries of classes that are not in the index" if found.per == "query" else "pairs of different classes"
     sure = "" if found.guaranteed is None else f", with {found.confidence:.0%} confidence, which {PROMISE}"
-    return f"Nearest neighbors that score {found.usable:.4f} or less are unknown: at most {found.far:g} of {trial} pass{sure}."
+    return f"Unknown is what scores {found.usable:.4f} or less: at most {found.far:g} of {trial} pass{sure}."
 
 
 def _in_a_file(output: Path, found: Vectors, options: dict[str, Any]) -> Index:
