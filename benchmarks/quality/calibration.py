@@ -32,7 +32,7 @@ RESULTS = Path(__file__).parents[1] / "results" / "calibration.json"
 PICTURE = RESULTS.parents[2] / "docs" / "images" / "calibration.png"
 FARS = (1e-2, 1e-3)
 PER_QUERY = 0.05
-HELD = 0.06
+HELD = 0.04
 """Share of the negative pairs of all classes that is kept; that of a half is much smaller."""
 METHODS = ("point", "independent pairs", "chi-square ball", "KL ball", "bootstrap of classes", "guaranteed")
 
