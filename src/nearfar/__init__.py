@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         doctor,
         evaluation,
         geometry,
+        inspection,
         linear,
         models,
         plot,
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from nearfar.distributed import CrossBatchMemory, Distributed, cached_step
     from nearfar.doctor import diagnose
     from nearfar.evaluation import compare, evaluate, evaluate_retrieval
+    from nearfar.inspection import inspect
     from nearfar.linear._learning_rate import suggest_step
 
 __version__ = "0.2.0"
@@ -62,6 +64,8 @@ __all__ = [
     "evaluation",
     "geometry",
     "groups",
+    "inspect",
+    "inspection",
     "linear",
     "links",
     "losses",
@@ -90,6 +94,7 @@ _HOMES = {
     "diagnose": "nearfar.doctor",
     "evaluate": "nearfar.evaluation",
     "evaluate_retrieval": "nearfar.evaluation",
+    "inspect": "nearfar.inspection",
     "suggest_step": "nearfar.linear._learning_rate",
 }
 

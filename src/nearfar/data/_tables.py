@@ -62,7 +62,7 @@ def table(
         owner: the name in error messages.
         path: the file.
         needed: required columns.
-        more: optional columns; None allows any.
+        more: optional columns; None allows any, and these may be empty.
         unique: a column whose values must all differ.
     """
     try:
@@ -75,14 +75,15 @@ def table(
                 "name them in the first line."
             )
         rows = list(reader)
+        filled = columns if more is not None else [name for name in columns if name in (*needed, "split")]
     except csv.Error as error:
         raise ValueError(f"{owner}: {path} cannot be read as a CSV file ({error}).") from None
     if not rows:
         raise ValueError(f"{owner}: {path} holds no rows below its first line.")
     for line, row in enumerate(rows, start=2):
-        if None in row or any(not row[column] for column in columns):
+        if None in row or None in row.values() or any(not row[column] for column in filled):
             held = printable(", ".join(str(value) for value in row.values() if value))
-            raise ValueError(f"{owner}: row {line} of {path} must fill {', '.join(columns)}, but holds {held}.")
+            raise ValueError(f"{owner}: row {line} of {path} must fill {', '.join(filled)}, but holds {held}.")
     seen: dict[str, int] = {}
     for line, row in enumerate(rows, start=2):
         side, key = row.get("split", "train"), row[unique] if unique else ""
