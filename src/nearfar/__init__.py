@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         doctor,
         evaluation,
         geometry,
+        inspection,
         linear,
         models,
         plot,
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from nearfar.distributed import CrossBatchMemory, Distributed, cached_step
     from nearfar.doctor import diagnose
     from nearfar.evaluation import calibrate, compare, evaluate, evaluate_pairs, evaluate_retrieval
+    from nearfar.inspection import inspect
     from nearfar.linear._learning_rate import suggest_step
 
 __version__ = "0.2.0"
@@ -64,6 +66,8 @@ __all__ = [
     "evaluation",
     "geometry",
     "groups",
+    "inspect",
+    "inspection",
     "linear",
     "links",
     "losses",
@@ -94,6 +98,7 @@ _HOMES = {
     "evaluate": "nearfar.evaluation",
     "evaluate_pairs": "nearfar.evaluation",
     "evaluate_retrieval": "nearfar.evaluation",
+    "inspect": "nearfar.inspection",
     "suggest_step": "nearfar.linear._learning_rate",
 }
 

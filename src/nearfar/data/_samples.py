@@ -246,8 +246,10 @@ def hold(samples: Samples, device: torch.device) -> DeviceSamples | None:
     return held
 
 
-def part(samples: Samples, indices: Any) -> Samples:
+def part(samples: Samples, indices: Any, given: Labels | None = None) -> Samples:
     """The subset at `indices`, in that order; labels are renumbered without gaps, class names stay.
+
+    `given` are other labels for these samples, in the numbers of `samples.classes`.
 
     >>> chosen = part(Tensors(torch.eye(3), [0, 1, 2], classes=("a", "b", "c")), [2, 0])
     >>> chosen.labels, chosen.classes
@@ -258,7 +260,7 @@ def part(samples: Samples, indices: Any) -> Samples:
         raise ValueError("part: indices must name at least one sample, but none came.")
     if rows.min() < 0 or rows.max() >= len(samples):
         raise ValueError(f"part: indices must lie in 0..{len(samples) - 1}, but came as {rows.min()} to {rows.max()}.")
-    present, labels = np.unique(samples.labels[rows], return_inverse=True)
+    present, labels = np.unique(samples.labels[rows] if given is None else given, return_inverse=True)
     labels = labels.reshape(-1).astype(np.int64)
     classes = tuple(samples.classes[label] for label in present.tolist())
     if isinstance(samples, Tensors):

@@ -46,6 +46,7 @@ def open_dataset(spec: DataConfig, on_corrupt: OnCorrupt | None = None) -> DataS
         inputs=spec.inputs,
         on_corrupt=on_corrupt or spec.on_corrupt,
         outside=spec.outside,
+        corrections=spec.corrections,
     )
 
 
