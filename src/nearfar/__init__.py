@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         doctor,
         evaluation,
         geometry,
+        inspection,
         linear,
         models,
         plot,
@@ -38,7 +39,8 @@ if TYPE_CHECKING:
     from nearfar.batches import Proximal
     from nearfar.distributed import CrossBatchMemory, Distributed, cached_step
     from nearfar.doctor import diagnose
-    from nearfar.evaluation import compare, evaluate, evaluate_retrieval
+    from nearfar.evaluation import calibrate, compare, evaluate, evaluate_pairs, evaluate_retrieval
+    from nearfar.inspection import inspect
     from nearfar.linear._learning_rate import suggest_step
 
 __version__ = "0.2.0"
@@ -52,16 +54,20 @@ __all__ = [
     "RobustLoss",
     "batches",
     "cached_step",
+    "calibrate",
     "compare",
     "data",
     "diagnose",
     "distributed",
     "doctor",
     "evaluate",
+    "evaluate_pairs",
     "evaluate_retrieval",
     "evaluation",
     "geometry",
     "groups",
+    "inspect",
+    "inspection",
     "linear",
     "links",
     "losses",
@@ -86,10 +92,13 @@ _HOMES = {
     "Distributed": "nearfar.distributed",
     "Proximal": "nearfar.batches",
     "cached_step": "nearfar.distributed",
+    "calibrate": "nearfar.evaluation",
     "compare": "nearfar.evaluation",
     "diagnose": "nearfar.doctor",
     "evaluate": "nearfar.evaluation",
+    "evaluate_pairs": "nearfar.evaluation",
     "evaluate_retrieval": "nearfar.evaluation",
+    "inspect": "nearfar.inspection",
     "suggest_step": "nearfar.linear._learning_rate",
 }
 

@@ -118,7 +118,8 @@ class ScoredPairs:
 def present(measure: Tensor) -> Tensor:
     """Which rows [g] of a measure [g, n] have any member."""
     # torch's own `any` over a mask is thirty times slower
-    return as_bytes(measure).amax(dim=1) > 0
+    top = as_bytes(measure).amax(dim=1)
+    return top > 0 if measure.dtype != torch.bool or torch.compiler.is_compiling() else top.view(torch.bool)
 
 
 def _narrow(measure: Tensor, by: Tensor) -> Tensor:

@@ -54,6 +54,13 @@ def labels_of(owner: str, name: str, value: Any, device: torch.device | None = N
     return torch.from_numpy(int64_of(owner, name, array)).to(device)
 
 
+def words_of(owner: str, name: str, value: Any) -> tuple[str, ...]:
+    """Strings [n] from a list or an array: bytes are decoded, anything else is formatted."""
+    if isinstance(value, np.ndarray) and value.ndim != 1:
+        raise ValueError(f"{owner}: {name} must have shape [n], but came with shape {list(value.shape)}.")
+    return tuple(word.decode(errors="replace") if isinstance(word, bytes) else str(word) for word in value)
+
+
 def int64_of(owner: str, name: str, array: np.ndarray) -> NDArray[np.int64]:
     """Copy integers to int64; unsigned ones that would become negative are an error."""
     if array.dtype.kind == "u" and array.size and array.max() > np.iinfo(np.int64).max:

@@ -74,17 +74,9 @@ def _count(task: Task) -> str:
 class Progress:
     """Show the progress of work while its block runs; it can be used as a `Watch`.
 
-    In a terminal it is a bar with rate and time left. Otherwise nothing is printed for `FIRST` seconds, then a plain
-    line at most every `EVERY` seconds, so that the log of a short job stays empty.
-
-    Args:
-        what: description of the work, such as "embedding".
-        total: how many items there are; None if it is unknown, or if the work cannot be counted.
-        done: how many of them were done before.
-        console: where to print; standard error by default.
-        shown: whether to show anything.
-        stays: leave the finished bar in the terminal.
-        clock: a monotonic clock in seconds.
+    In a terminal it is a bar with rate and time left, which `stays` leaves there when it is finished. Otherwise nothing
+    is printed for `FIRST` seconds, then a plain line at most every `EVERY` seconds, so that the log of a short job
+    stays empty. `total` is None if it is unknown; `done` items were done before.
 
     >>> with Progress("counting", 3) as bar:
     ...     for _ in range(3):

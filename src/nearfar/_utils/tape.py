@@ -5,7 +5,7 @@ the operators that it calls beneath autograd, those of a backward pass included.
 list without
 
     operators whose results are not used, or equal the results of an earlier one
-    views of a whole tensor in its own shape
+    views of a whole tensor in its own shape, sums with 0, products with 1
     operators that depend on shapes alone, whose results are kept
 
 A number that the function read from a tensor may have decided what it did next. A later call reads it too, and stops
@@ -28,8 +28,14 @@ __all__ = ["Tape", "trace"]
 Given = Sequence[Tensor | None]
 Tape = Callable[[Given], Any]
 """Gives the results for other tensors of the same shapes and dtypes; None if a number that is read differs."""
-BY_SHAPE = frozenset("zeros_like ones_like empty_like full_like new_zeros new_ones new_empty new_full".split())
+BY_SHAPE = frozenset(
+    ["zeros_like", "ones_like", "empty_like", "full_like", "new_zeros", "new_ones", "new_empty", "new_full"]
+)
 """Operators that use the shape of a tensor, and not its values."""
+NEUTRAL = {"add": 0, "sub": 0, "mul": 1, "div": 1, "bitwise_and": 1, "bitwise_or": 0}
+"""By operator: the second argument that leaves the first as it is."""
+READ = "_local_scalar_dense"
+"""The operator that reads a number from a tensor."""
 OTHER = frozenset({"index"})
 """Operators with the name of another method of tensors."""
 MASKS = (torch.bool, torch.uint8)
@@ -201,10 +207,26 @@ def _simplify(recorder: _Recorder) -> tuple[list[_Step], dict[str, Tensor], dict
             held |= {name: values[name] for name in step.found}
         elif step.found and step.key in seen:
             same |= dict(zip(step.found, seen[step.key], strict=True))
+        elif _is_neutral(step, values, held):
+            same[step.found[0]] = step.args[0].text
         elif not step.found or not set(step.found) <= set(step.uses):
             seen[step.key] = step.found
             steps.append(step)
     return steps, held, same
+
+
+def _is_neutral(step: _Step, values: dict[str, Tensor], held: dict[str, Tensor]) -> bool:
+    """Whether the second argument leaves the first as it is: a number, or a tensor that depends on shapes alone."""
+    name = step.call._schema.name.removeprefix("aten::")
+    if name not in NEUTRAL or len(step.args) != 2 or step.kwargs or not isinstance(step.args[0], _Name):
+        return False
+    (old, other), new = step.args, values[step.found[0]]
+    if isinstance(other, _Name):
+        if not other.text.startswith("x") or other.text not in held or not held[other.text].numel():
+            return False
+        other = bool((held[other.text] == NEUTRAL[name]).all()) and NEUTRAL[name]
+    x = values[old.text]
+    return (x.shape, x.dtype) == (new.shape, new.dtype) and type(other) in (int, float) and other == NEUTRAL[name]
 
 
 def _used(steps: list[_Step], wanted: set[str]) -> list[_Step]:
@@ -238,13 +260,14 @@ def _compile(
         given = [_text(x, known) for x in step.args] + [f"{key}={_text(x, known)}" for key, x in step.kwargs.items()]
         line = f"call{place}({', '.join(given)})"
         if step.read is not None:
-            lines.append(f"if {_text(_Name(step.uses[0]), known)}.item() != {_text(step.read, known)}: return None")
+            line = f"{step.uses[0]}.item()" if name == READ else line
+            lines.append(f"if {line} != {_text(step.read, known)}: return None")
         else:
             lines.append(f"{', '.join(step.found)}{',' if step.several else ''} = {line}")
         done = [x for x in {*step.uses, *step.found} if last[x] == place and x not in results and x not in held]
         lines += [f"del {', '.join(sorted(done))}"] if done else []
     source = f"def run({', '.join(f'given{place}' for place in range(many))}):\n "
-    exec(source + "\n ".join([*lines, f"return [{', '.join(map(str, results))}]"]), known)  # noqa: S102 - our own text
+    exec(source + "\n ".join([*lines, f"return [{', '.join(map(str, results))}]"]), known)
     found: Callable[..., list[Any] | None] = known["run"]
     return found
 

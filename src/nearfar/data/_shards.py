@@ -177,18 +177,9 @@ class Members(Places):
 
 
 def open_index(shards: Sequence[Path], labels: str | None, inputs: str | None) -> ShardIndex:
-    """Read the index of these shards in the user's cache folder, or build it there.
+    """Read the index of these shards in the user's cache folder, or build it there; arguments as in `shards`.
 
     While one process builds it, others wait.
-
-    Args:
-        shards: the tar files, all in the order of the samples.
-        labels: where labels are, see `shards`.
-        inputs: the suffix of the pictures; None for the only picture of each sample.
-
-    Raises:
-        FileNotFoundError: a shard is missing.
-        ValueError: the shards are not what they should be, see `scan`.
     """
     table = table_file(labels, shards[0].parent)
     stamps = _stamps([*shards, *([] if table is None else [table])])

@@ -50,8 +50,8 @@ def table(
 ) -> list[dict[str, str]]:
     """Read the rows of a CSV file as mappings from column names; a column split holds train or test.
 
-    The columns `needed` are required, and `more` are optional (None: any). The values of the column `unique` must
-    differ.
+    The columns `needed` are required, and `more` are optional (None: any, and these may be empty). The values of the
+    column `unique` must differ.
     """
     try:
         reader = csv.DictReader(text_lines(owner, path), skipinitialspace=True, strict=True)
@@ -63,14 +63,15 @@ def table(
                 "name them in the first line."
             )
         rows = list(reader)
+        filled = columns if more is not None else [name for name in columns if name in (*needed, "split")]
     except csv.Error as error:
         raise ValueError(f"{owner}: {path} cannot be read as a CSV file ({error}).") from None
     if not rows:
         raise ValueError(f"{owner}: {path} holds no rows below its first line.")
     for line, row in enumerate(rows, start=2):
-        if None in row or any(not row[column] for column in columns):
+        if None in row or None in row.values() or any(not row[column] for column in filled):
             held = printable(", ".join(str(value) for value in row.values() if value))
-            raise ValueError(f"{owner}: row {line} of {path} must fill {', '.join(columns)}, but holds {held}.")
+            raise ValueError(f"{owner}: row {line} of {path} must fill {', '.join(filled)}, but holds {held}.")
     seen: dict[str, int] = {}
     for line, row in enumerate(rows, start=2):
         side, key = row.get("split", "train"), row[unique] if unique else ""

@@ -109,11 +109,7 @@ class Distributed(Loss):
 
 
 class JointRows:
-    """The order of the rows of all ranks in the joint batch.
-
-    Attributes:
-        mine: the slice of the rows of this rank.
-    """
+    """The order of the rows of all ranks in the joint batch; `mine` is the slice of those of this rank."""
 
     def __init__(self, ranks: ProcessGroup, sizes: list[int]) -> None:
         self.ranks = ranks

@@ -11,7 +11,7 @@ from torch import Tensor
 from nearfar._utils.checks import check_choice, check_seed
 from nearfar._utils.tensors import check_embeddings, check_labels
 from nearfar.doctor._findings import Diagnosis, Finding, Severity, conclude, list_rows
-from nearfar.doctor._remedies import finding, level
+from nearfar.doctor._remedies import finding, level, mild
 from nearfar.doctor._thresholds import Thresholds
 from nearfar.evaluation import neighbors
 from nearfar.evaluation._inputs import demand_classes, read_inputs
@@ -270,9 +270,8 @@ def suspects(m: Measurements) -> Iterator[Finding]:
     rows = m.rows(bad.nonzero().flatten())
     if rows:
         evidence = f"{len(rows)} of {len(m.x)} rows lie among rows of another label (rows {list_rows(rows)})."
-        many = len(rows) > m.limits.suspects * len(m.x)
-        severity: Severity = "warning" if many else "note"
-        yield finding("mislabeled suspects", severity, evidence, "suspects", rows=rows)
+        few = len(rows) <= m.limits.suspects * len(m.x)
+        yield finding("mislabeled suspects", mild(few), evidence, "suspects", rows=rows)
 
 
 def norms(m: Measurements) -> Iterator[Finding]:

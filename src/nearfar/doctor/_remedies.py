@@ -88,6 +88,11 @@ def level(worse: bool) -> Severity:
     return "alarm" if worse else "warning"
 
 
+def mild(healthy: bool) -> Severity:
+    """The severity: "note" if `healthy`, else "warning"."""
+    return "note" if healthy else "warning"
+
+
 def finding(
     name: str, severity: Severity, evidence: str, kind: str, run: Patient | None = None, *, rows: tuple[int, ...] = ()
 ) -> Finding:

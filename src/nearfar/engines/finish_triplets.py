@@ -115,7 +115,8 @@ def finish_angles(call: OperatorCall) -> Tensor:
     if call.strips:  # padding would cost a row of products each
         row, col, real = row[real > 0], col[real > 0], real[real > 0]
     rows = call.rows[row] + call.cols[col]
-    more: dict[str, Any] = {"sums": BELOW_TOP, "flat": int(fold.normalized)}
+    keep = call.learns and not torch.compiler.is_compiling()
+    more: dict[str, Any] = {"sums": BELOW_TOP, "flat": int(fold.normalized), "keep": int(keep)}
     sums = replace(form, a=4 * tan2 * form.a, b=0.0)
     if call.strips:
         taken = call.sorted.take(row)

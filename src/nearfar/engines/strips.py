@@ -23,6 +23,8 @@ KEPT = 2**22
 """Maximum number of pairs whose weights are kept for the gradient: 16 MB of float32; more would not pay."""
 BLOCK = 16
 """Entries of a block; to find the largest entries, block maxima are compared first."""
+SAMPLED = 8
+"""One in so many losses of a tile is compared to estimate a level that the largest losses reach."""
 TOTAL, SECOND, HELD, SIZE, SEEN, LEVEL = range(6)
 """Rows of the sums of a fold."""
 Parts = list[tuple[int, Tensor | None]]
@@ -246,17 +248,23 @@ class Strips(Tiles):
 
     def candidates(self, count: int) -> Tensor:
         """Positions row·m + col of all losses that reach a level reached by at least `count` of them (or by all)."""
-        level, held = torch.finfo(self.x.dtype).min, 0
-        found = list[tuple[Tensor, Tensor]]()
+        share = 2 * count / (self.n * self.m)
+        found = self._reaching(count, share) if share < 0.5 else None
+        return self._reaching(count, None) if found is None or len(found) < count else found
+
+    def _reaching(self, count: int, share: float | None) -> Tensor:
+        """Like `candidates`; with a `share` of losses to keep, starts at a level that a sample of the first tile gives.
+
+        That level may be too high: there are fewer positions than `count` then.
+        """
+        level, held, found = torch.finfo(self.x.dtype).min, 0, list[tuple[Tensor, Tensor]]()
         for tile in self.tiles():
             l = self._ranked(tile)[0]
-            if held < count:
-                tops = blocks(l)
-                if tops.numel() >= count:  # as many blocks reach this level, and hold a loss each that does
-                    level = max(level, float(tops.view(-1).kthvalue(tops.numel() - count + 1).values))
-            elif float(l.amax()) < level:
-                continue
-            place = (l.view(-1) >= level).nonzero()[:, 0]
+            if share is not None:
+                sample = l.view(-1)[::SAMPLED]
+                rank = max(1, len(sample) - 4 - int(share * len(sample)))
+                level, share = max(level, float(sample.kthvalue(rank).values)), None
+            place = find(l, level)
             row = torch.div(place, l.shape[1], rounding_mode="floor")
             near, place = l.view(-1)[place], place + row * (self.m - l.shape[1])
             found.append((near, place + tile.rows.start * self.m + tile.cols.start))
@@ -342,10 +350,15 @@ class Strips(Tiles):
         return l, slope if alive is None else slope.mul_(alive), factor, alive
 
 
-def blocks(l: Tensor) -> Tensor:
-    """The maximum of each block of `BLOCK` entries of a row [t, u // BLOCK], or the entries of short rows."""
-    whole = l.shape[1] - l.shape[1] % BLOCK
-    return l[:, :whole].reshape(len(l), BLOCK, -1).amax(dim=1) if whole else l
+def find(l: Tensor, level: float) -> Tensor:
+    """Positions in the flattened tile of the losses [t, u] that reach a level; compares the maxima of blocks first."""
+    t, u = l.shape
+    if u % BLOCK:
+        return (l.view(-1) >= level).nonzero()[:, 0]
+    blocks = l.view(t, BLOCK, u // BLOCK)
+    row, col = (blocks.amax(dim=1) >= level).nonzero(as_tuple=True)
+    block, within = (blocks[row, :, col] >= level).nonzero(as_tuple=True)
+    return row[block] * u + within * (u // BLOCK) + col[block]
 
 
 def _largest(found: list[tuple[Tensor, Tensor]], count: int) -> tuple[Tensor, Tensor]:

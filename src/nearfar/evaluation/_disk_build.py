@@ -22,6 +22,7 @@ from nearfar._utils.lock import alone
 from nearfar._utils.progress import Progress
 from nearfar.evaluation import _disk_files as disk
 from nearfar.evaluation import _faiss as approximate
+from nearfar.evaluation._calibration import Calibration
 from nearfar.evaluation._disk_index import DISK_KINDS, ENDS, LABELS, NAMES, ROWS, THUMBNAILS, DiskIndex
 from nearfar.evaluation._exact_search import Neighbors
 from nearfar.evaluation._faiss import INDEX, Kind, Plan
@@ -52,11 +53,13 @@ def build_index(
     seed: int = 0,
     network: Path | None = None,
     preprocessing: dict[str, Any] | None = None,
+    calibration: Calibration | None = None,
     progress: bool = False,
 ) -> DiskIndex:
     """Build an index in a folder, in the memory of one chunk and a sample, from vectors that need not fit into memory.
 
-    After an interruption, the same call continues. On a finished index it changes nothing.
+    After an interruption, the same call continues. On a finished index it changes the calibration
+    alone, if one is passed.
 
     Args:
         folder: a new or empty folder, or that of an interrupted build.
@@ -75,6 +78,7 @@ def build_index(
         seed: seed of the training sample, of the rows on which recall is measured, and of faiss's k-means.
         network: a .safetensors or .onnx file of the network that made the vectors, copied into the index.
         preprocessing: how pictures enter that network, in plain values.
+        calibration: how near a neighbor must be (`nearfar.calibrate`).
         progress: show a progress bar.
 
     >>> import tempfile
@@ -89,20 +93,25 @@ def build_index(
     check_whole("build_index", "threads", threads)
     if not 0 < recall <= 1:
         raise ValueError(f"build_index: recall must lie in (0, 1], but came as {recall!r}.")
+    mark = None if found is None else found.fingerprint
+    if calibration is not None:
+        calibration.check_index(similarity, mark)
     about = {
-        "fingerprint": None if found is None else found.fingerprint,
+        "fingerprint": mark,
         "classes": None if found is None or found.classes is None else list(found.classes),
         "preprocessing": preprocessing,
     }
     build = _Build(Path(folder), plan, x, about, threads)
     with Progress(f"indexing {plan.rows:,} vectors", plan.rows, shown=progress) as bar:
-        if build.begin(_extras(found, network), recall):
-            return DiskIndex(folder)
-        busy = f"Index: another process is building {folder}; wait for it to end."
-        with alone(build.folder / LOCK, lambda: ValueError(busy)):
-            build.parts(bar)
-            build.extras(found, network)
-            build.finish(recall)
+        if not build.begin(_extras(found, network), recall):
+            busy = f"Index: another process is building {folder}; wait for it to end."
+            with alone(build.folder / LOCK, lambda: ValueError(busy)):
+                build.parts(bar)
+                build.extras(found, network)
+                build.finish(recall)
+    if calibration is not None:
+        record = disk.read_record(build.folder / disk.ABOUT) or {}
+        disk.write_record(build.folder / disk.ABOUT, record | {"calibration": calibration.to_dict()})
     return DiskIndex(folder)
 
 

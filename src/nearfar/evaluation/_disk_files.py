@@ -53,12 +53,7 @@ def write_npy(path: Path, array: np.ndarray) -> None:
 
 
 class Names:
-    """Names of rows in two memory-mapped files: the text of all names in UTF-8, and where each name ends.
-
-    Args:
-        text: the file of the text.
-        ends: the .npy file of the ends, int64 [n].
-    """
+    """Names of rows in two memory-mapped files: the text of all in UTF-8, and where each ends, an .npy of int64 [n]."""
 
     def __init__(self, text: Path, ends: Path) -> None:
         self._ends = np.load(ends, mmap_mode="r", allow_pickle=False)

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nearfar.evaluation._calibration import Calibration
 from nearfar.evaluation._disk_files import ABOUT, Names, digest_of_file, read_record
 from nearfar.evaluation._exact_search import TILE, Neighbors, strips
 from nearfar.evaluation._faiss import Kind, Plan, check_settings, open_parts, prepare
@@ -73,6 +74,8 @@ class DiskIndex(SearchIndex):
         fingerprint, classes = record["fingerprint"], record["classes"]
         self.fingerprint = None if fingerprint is None else check_fingerprint("Index", str(fingerprint))
         self.preprocessing, self.recall, self.effort = record["preprocessing"], record["recall"], int(record["effort"])
+        if record.get("calibration") is not None:
+            self.calibration = Calibration.from_dict(record["calibration"])
         self.classes = None if classes is None else tuple(map(str, classes))
         self.network = next((self.folder / name for name in NETWORKS if name in files), None)
         self.name = Names(self.folder / NAMES, self.folder / ENDS) if NAMES in files else None

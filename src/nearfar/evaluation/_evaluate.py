@@ -202,10 +202,7 @@ def evaluate(
         bounds |= {f"{name} over starts": spread for name, spread in clusters.spread.items()}
     return Evaluation(
         recall={k: means[f"recall@{k}"] for k in ks},
-        precision_at_1=means["precision_at_1"],
-        r_precision=means["r_precision"],
-        map_at_r=means["map_at_r"],
-        mrr=means["mrr"],
+        **{name: means[name] for name in ("precision_at_1", "r_precision", "map_at_r", "mrr")},
         nmi=clusters.nmi if clusters else None,
         ami=clusters.ami if clusters else None,
         f1=clusters.f1 if clusters else None,

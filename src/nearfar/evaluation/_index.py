@@ -21,6 +21,7 @@ from torch import Tensor
 from nearfar._utils.files import check_seal, read_arrays, write_arrays
 from nearfar._utils.tensors import check_embeddings
 from nearfar.evaluation import _faiss as approximate
+from nearfar.evaluation._calibration import Calibration
 from nearfar.evaluation._disk_files import Names
 from nearfar.evaluation._exact_search import Neighbors
 from nearfar.evaluation._faiss import REMEDY, Kind, Plan
@@ -45,6 +46,7 @@ class SearchIndex(ABC):
         thumbnails: a small picture of each row, or None.
         preprocessing: how pictures enter the network, in plain values, or None.
         network: the file of the network, or None if the index holds none.
+        calibration: how near a neighbor must be, or None.
     """
 
     plan: Plan
@@ -55,6 +57,7 @@ class SearchIndex(ABC):
     thumbnails: Any
     preprocessing: dict[str, Any] | None = None
     network: Path | None = None
+    calibration: Calibration | None = None
     _class_names: dict[int, str]
     _parts: Sequence[Any] = ()
     _rows: np.ndarray | None = None
@@ -119,6 +122,10 @@ class SearchIndex(ABC):
             for row in found.places.tolist()
         ]
 
+    def knows(self, score: float) -> bool | None:
+        """Whether a nearest neighbor with this score is above the calibrated threshold; None without a calibration."""
+        return None if self.calibration is None else score > self.calibration.usable
+
     def label(self, row: int) -> str | None:
         """The name or number of a row's class; None if the vectors have none."""
         if self.y is None:
@@ -138,6 +145,7 @@ class Index(SearchIndex):
         probes: cells of ivf that are searched per query; None for a sixteenth of them.
         links: links per row of hnsw.
         effort: candidates of hnsw per query.
+        calibration: how near a neighbor must be (`nearfar.calibrate`); see `knows`.
 
     >>> index = Index(Vectors([[1.0, 0.0], [0.0, 1.0]], name=["east", "north"]))
     >>> index.names(index.search(Vectors([[0.2, 0.9]]), k=1))
@@ -154,6 +162,7 @@ class Index(SearchIndex):
         probes: int | None = None,
         links: int = 32,
         effort: int = 64,
+        calibration: Calibration | None = None,
     ) -> None:
         approximate.check_settings("Index", kind, similarity, KINDS)
         vectors = vectors if isinstance(vectors, Vectors) else Vectors(vectors)
@@ -161,6 +170,9 @@ class Index(SearchIndex):
             raise ValueError("Index: vectors must hold at least one row, but none came.")
         cells = max(1, min(len(vectors), cells or approximate.default_cells(len(vectors))))
         self._hold(vectors, similarity, kind, cells=cells, links=links, seed=SEED)
+        if calibration is not None:
+            calibration.check_index(similarity, vectors.fingerprint)
+            self.calibration = calibration
         if kind == "exact":
             return
         built, x = approximate.new_index(self.plan), approximate.prepare(vectors.x, similarity).numpy()
@@ -191,8 +203,10 @@ class Index(SearchIndex):
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the index to one file, completely or not at all, and return its path."""
-        about = json.dumps({"similarity": self.similarity, "kind": self.kind})
-        arrays = {"about": np.array(about), **replace(self.vectors, images=None).to_arrays()}
+        about: dict[str, Any] = {"similarity": self.similarity, "kind": self.kind}
+        if self.calibration is not None:
+            about["calibration"] = self.calibration.to_dict()
+        arrays = {"about": np.array(json.dumps(about)), **replace(self.vectors, images=None).to_arrays()}
         for part in self._parts:
             arrays["faiss"] = approximate.faiss().serialize_index(part)
         write_arrays(Path(path), arrays)
@@ -208,10 +222,11 @@ class Index(SearchIndex):
         check_seal("Index", place, needed=True)
         vectors, index = Vectors.from_arrays(arrays, place), cls.__new__(cls)
         try:
-            kind, similarity = _read_description(str(arrays["about"]))
+            kind, similarity, calibration = _read_description(str(arrays["about"]))
             if not len(vectors) or ("faiss" in arrays) != (kind != "exact"):
                 raise ValueError(f"a kind {kind!r} of {len(vectors)} vectors does not fit what it holds")
             index._hold(vectors, similarity, kind)
+            index.calibration = calibration
             if kind != "exact":
                 index._load_part(arrays["faiss"])
         except ValueError as error:
@@ -228,12 +243,13 @@ class Index(SearchIndex):
         self._parts, self.effort = [part], part.nprobe if self.kind == "ivf" else part.hnsw.efSearch
 
 
-def _read_description(text: str) -> tuple[Kind, Metric]:
-    """Read kind and similarity from the description in a file."""
+def _read_description(text: str) -> tuple[Kind, Metric, Calibration | None]:
+    """Read kind, similarity and calibration from the description in a file."""
     try:
         about = json.loads(text)
         kind, similarity = about["kind"], about["similarity"]
         approximate.check_settings("Index", kind, similarity, KINDS)
+        calibration = Calibration.from_dict(about["calibration"]) if "calibration" in about else None
     except (ValueError, TypeError, KeyError, RecursionError):
         raise ValueError(f"it describes itself as {text[:60]!r}") from None
-    return kind, similarity
+    return kind, similarity, calibration

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nearfar._utils.arrays import labels_of, tensor_of
+from nearfar._utils.arrays import labels_of, tensor_of, words_of
 from nearfar._utils.files import read_arrays, write_arrays
 from nearfar.evaluation._fingerprint import check_fingerprint
 from nearfar.evaluation.vectors_folder import is_folder_of_vectors, open_folder
@@ -181,12 +181,6 @@ def _y(value: Any) -> Tensor:
     return labels_of("Vectors", "y", y).long()
 
 
-def _words(field: str, value: Any) -> tuple[str, ...]:
-    if isinstance(value, np.ndarray) and value.ndim != 1:
-        raise ValueError(f"Vectors: {field} must have shape [n], but came with shape {list(value.shape)}.")
-    return tuple(word.decode(errors="replace") if isinstance(word, bytes) else str(word) for word in value)
-
-
 def _images(value: Any) -> Tensor:
     images = _tensor(value)
     if images.dtype != torch.uint8 or images.ndim not in (3, 4) or (images.ndim == 4 and images.shape[3] != 3):
@@ -209,9 +203,9 @@ def _tensor(value: Any) -> Tensor:
 CONVERTERS: dict[str, Callable[[Any], Any]] = {
     "x": _x,
     "y": _y,
-    "name": lambda value: _words("name", value),
+    "name": lambda value: words_of("Vectors", "name", value),
     "images": _images,
-    "classes": lambda value: _words("classes", value),
+    "classes": lambda value: words_of("Vectors", "classes", value),
     "fingerprint": lambda value: check_fingerprint("Vectors", str(value)),
 }
 """The conversion of each field."""

@@ -215,18 +215,26 @@ def widest(relation: Relation) -> int:
     return max((relation.width(positive) for positive in strips), default=0)
 
 
-class _OfTriplets(Grouping):
-    """Base class of groupings whose members are the triplets of a rule."""
+class ByPositive(Grouping):
+    """Base class of groupings that hold every reference once per positive of its anchor."""
 
     needs = "both"
+
+    def depth(self, relation: Relation) -> int:
+        """Number of positives per row in the dense engine, which holds n x depth x m numbers."""
+        return widest(relation)
+
+    def split(self, product: Product, pairs: ScoredPairs) -> Problems:
+        (problems,) = self.blocks(product, pairs, sys.maxsize)
+        return problems
+
+
+class _OfTriplets(ByPositive):
+    """Base class of groupings whose members are the triplets of a rule."""
 
     def __init__(self, rule: Rule | None = None) -> None:
         self.rule = Rule() if rule is None else rule
         check_part(type(self).__name__, "rule", self.rule, Rule, "Rule()")
-
-    def depth(self, relation: Relation) -> int:
-        """Number of triplets per pair in the dense engine, which holds n x depth x m numbers."""
-        return widest(relation)
 
 
 class Positive(_OfTriplets, swift=True):
@@ -235,10 +243,6 @@ class Positive(_OfTriplets, swift=True):
     per_anchor = True
     strips = True
     scope = "positive"
-
-    def split(self, product: Product, pairs: ScoredPairs) -> Problems:
-        (problems,) = self.blocks(product, pairs, sys.maxsize)
-        return problems
 
     def blocks(self, product: Product, pairs: ScoredPairs, most: int) -> Iterator[Problems]:
         for losses, measure, real in self.rule.parts(product, pairs, most):

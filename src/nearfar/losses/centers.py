@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from nearfar._utils.settings import Number, Positive, Whole
 from nearfar.losses.arguments import check_relation
 from nearfar.losses.factors import Factors, softmax_factors
-from nearfar.losses.proxies import Proxies
+from nearfar.losses.proxies import ClassSoftmax
 from nearfar.losses.robust import Call
 from nearfar.pairs import AngularMargin, Linear
 from nearfar.relations.relation import Relation
@@ -31,11 +31,11 @@ class AgainstCenters(Call):
         return self.labels
 
 
-class _Centers(Proxies, without=("similarity",)):
+class _Centers(ClassSoftmax, without=("similarity",)):
     """Base class of losses with several centers per class."""
 
     centers: Whole
-    fixed = Proxies.fixed | {"centers"}
+    fixed = ClassSoftmax.fixed | {"centers"}
 
     @property
     def vectors(self) -> Tensor:

@@ -20,15 +20,8 @@ from nearfar.similarity import Similarity
 
 __all__ = ["ENGINES", "GROUPS", "CachedProduct", "Engine", "Factors", "Members", "Pairs", "Sets", "softmax_factors"]
 
-GROUPS: dict[str, Grouping] = {
-    "batch": Batch(),
-    "sign": Sign(),
-    "balanced": Balanced(),
-    "anchor": Anchor(),
-    "anchor_sign": AnchorSign(),
-    "positive": Positive(),
-    "triplets": Triplets(),
-}
+_BUILT_IN = (Batch(), Sign(), Balanced(), Anchor(), AnchorSign(), Positive(), Triplets())
+GROUPS: dict[str, Grouping] = {str(each.scope): each for each in _BUILT_IN}
 PLANS = 64
 """Number of plans that a loss caches."""
 ENGINES = ("auto", "dense", "tiled", "fused")

@@ -5,6 +5,7 @@ Proxies are reference rows.
 
 from abc import ABC
 from dataclasses import field
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +14,7 @@ from torch.nn.functional import cross_entropy
 from nearfar._utils.memory import check_room
 from nearfar._utils.settings import Number, Positive, Whole
 from nearfar._utils.tensors import check_labels, readable, widen
-from nearfar.engines import plain_parts
+from nearfar.engines import distance_rows, plain_parts
 from nearfar.links import Add
 from nearfar.losses.factors import Factors, softmax_factors
 from nearfar.losses.recipe import Composed
@@ -74,7 +75,7 @@ class Proxies(Composed, without=("miner",)):
             raise ValueError(f"{owner}: labels are missing; pass a 1-D integer tensor of class indices.")
         check_labels(owner, "labels", labels, len(embeddings), embeddings.device)
         count = len(self.proxies)
-        if readable(labels) and len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < count:
+        if readable(labels) and not torch.equal(labels, labels.clamp(0, count - 1)):
             raise ValueError(
                 f"{owner}: labels must lie in 0..{count - 1}, one per proxy, but reach from {int(labels.min())} "
                 f"to {int(labels.max())}; raise `classes` or renumber them."
@@ -83,7 +84,33 @@ class Proxies(Composed, without=("miner",)):
         return Relation.from_labels(names, labels) if self.swapped else Relation.from_labels(labels, names)
 
 
-class ProxyNCA(Proxies):
+class ClassSoftmax(Proxies, ABC):
+    """Base class of losses that are the cross-entropy of a row over one vector per class, computed directly if small.
+
+    With the logits z_k = l(s_k, -1), and z_y = -l(s_y, +1) for the row's class, the product is log Σ e^{z_k} - z_y.
+    Small batches on a CPU are computed in this form, which takes fewer steps.
+    """
+
+    def _value(self, call: Call) -> Tensor:
+        product, labels = self.product, call.labels
+        few = self.engine == "auto" and 0 < len(call.embeddings) * self.classes <= FEW and self.classes > 1
+        if not few or not isinstance(labels, Tensor) or call.indices is not None or call.ranks is not None:
+            return super()._value(call)
+        if not readable(labels) or not plain_parts(product.parts[1:]) or not self._of_all():
+            return super()._value(call)
+        inner = self._inner(call)
+        raw, own, relation = widen(inner.embeddings, inner.ref_emb), labels.long(), cast(Relation, inner.labels)
+        rows = distance_rows(product.similarity, relation, raw, product.similarity.prepared(*raw), look=True)
+        scores = product.similarity.scores(*rows).to(raw[0].dtype)
+        logit = -product.positive(scores.gather(1, own[:, None]), +1)
+        return cross_entropy(product.negative(scores, -1).scatter(1, own[:, None], logit), own)
+
+    def _of_all(self) -> bool:
+        """Whether the own class is in the denominator."""
+        return True
+
+
+class ProxyNCA(ClassSoftmax):
     """Proxy-NCA: cross-entropy of each row over one learned proxy per class.
 
         mean over rows of  -log( e^{c·s_iy} / Σ_{all classes} e^{c·s_ik} ),  s = -|x - proxy|² of unit vectors
@@ -108,6 +135,9 @@ class ProxyNCA(Proxies):
     scale: Positive = 1.0
     own: bool = True
     usual = {"similarity": NegSquaredEuclidean}
+
+    def _of_all(self) -> bool:
+        return self.own
 
     def factors(self) -> Factors:  # noqa: D102
         factors = softmax_factors(Linear(scale=self.scale))
@@ -147,27 +177,6 @@ class ProxyAnchor(Proxies):
     def _begin(self) -> None:
         super()._begin()
         nn.init.kaiming_normal_(self.proxies, mode="fan_out")
-
-
-class ClassSoftmax(Proxies, ABC):
-    """Base class of losses that are the cross-entropy of a row over one vector per class, computed directly if small.
-
-    With the logits z_k = l(s_k, -1), and z_y = -l(s_y, +1) for the row's class, the product is log Σ e^{z_k} - z_y.
-    Small batches on a CPU are computed in this form, which takes fewer steps.
-    """
-
-    def _value(self, call: Call) -> Tensor:
-        product, labels = self.product, call.labels
-        few = self.engine == "auto" and 0 < len(call.embeddings) * self.classes <= FEW and self.classes > 1
-        if not few or not isinstance(labels, Tensor) or call.indices is not None or call.ranks is not None:
-            return super()._value(call)
-        if not readable(labels) or product.similarity.shifts or not plain_parts(product):
-            return super()._value(call)
-        inner = self._inner(call)
-        rows, cols = product.similarity.prepared(*widen(inner.embeddings, inner.ref_emb))
-        scores, own = product.similarity.scores(rows, cols), labels.long()
-        logit = -product.positive(scores.gather(1, own[:, None]), +1)
-        return cross_entropy(product.negative(scores, -1).scatter(1, own[:, None], logit), own)
 
 
 class ArcFace(ClassSoftmax):

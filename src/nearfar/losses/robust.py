@@ -362,6 +362,8 @@ class RobustLoss(Loss):
         if had is None:
             self._say("it is empty")
             return
+        if relation.device.type == "cpu" and not _wants_both(product) and bool(had.had_positive.any()):
+            return  # most batches, in few steps
         teaches = _teaching(product, had).any()
         if relation.device.type == "cuda":
             self.heed()
@@ -386,11 +388,16 @@ class RobustLoss(Loss):
 
 def _teaching(product: Product, had: Had) -> Tensor:
     """Anchors [n] with the pairs that a loss needs, before mining."""
+    if _wants_both(product):
+        return had.had_positive & had.had_negative
+    return had.had_positive if product.groups.needs == "positive" else had.anchors
+
+
+def _wants_both(product: Product) -> bool:
+    """Whether an anchor must have both positive and negative pairs."""
     groups, link, miner = product.groups, product.link, product.miner
     linked = isinstance(groups, AnchorSign) and link is not None and link.both
-    if linked or groups.needs == "both" or (miner is not None and miner.both):
-        return had.had_positive & had.had_negative
-    return had.had_positive if groups.needs == "positive" else had.anchors
+    return linked or groups.needs == "both" or (miner is not None and miner.both)
 
 
 def _zero(call: Call) -> Tensor:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from nearfar._utils.arrays import in_words, labels_of, rows_of
+from nearfar._utils.arrays import in_words, labels_of, rows_of, words_of
 from nearfar._utils.files import inside, read_arrays
 from nearfar._utils.tensors import check_embeddings, check_labels
 from nearfar.evaluation._vectors import Vectors, name_classes
@@ -125,7 +125,7 @@ def _words(name: str, given: Any) -> tuple[str, ...]:
     """Strings from a list or an array [n]; numbers and dates are formatted."""
     if isinstance(given, np.ndarray) and (given.ndim != 1 or given.dtype.kind not in "USiuM"):
         raise TypeError(f"report: {name} must be words [n], but came as {in_words(given)}.")
-    return tuple(word.decode(errors="replace") if isinstance(word, bytes) else str(word) for word in given)
+    return words_of("report", name, given)
 
 
 def _class_names(given: Any, y: Tensor) -> dict[int, str]:

@@ -17,11 +17,13 @@ from nearfar._utils.checks import check_choice, check_seed, check_whole
 from nearfar._utils.files import atomic_write
 from nearfar._utils.page import FOOTER, allow, document, hash_of
 from nearfar._utils.progress import Watch
+from nearfar.evaluation._calibration import Calibration
 from nearfar.evaluation._evaluate import Evaluation, evaluate
 from nearfar.evaluation.parallel import current_group, single_process
 from nearfar.report import _sections as sections
 from nearfar.report._confusion import Row, confusion
 from nearfar.report._curves import curve_data, span
+from nearfar.report._decision import decision
 from nearfar.report._gallery import Query, gallery, nearest
 from nearfar.report._inputs import ImageReader, Inputs, Names, Source, read_inputs
 from nearfar.report._maps import MOST_FOR_TSNE, Map, flat_map, without_tsne
@@ -40,6 +42,7 @@ class Options(TypedDict, total=False):
     images: Any
     outside: bool
     findings: Iterable[Any] | None
+    calibration: Calibration | None
     title: str | None
     similarity: Metric
     ks: Sequence[int]
@@ -59,6 +62,7 @@ def build(
     images: Any = None,
     outside: bool = False,
     findings: Iterable[Any] | None = None,
+    calibration: Calibration | None = None,
     title: str | None = None,
     similarity: Metric = "cosine",
     ks: Sequence[int] = (1, 2, 4, 8),
@@ -84,6 +88,7 @@ def build(
         outside: allow names that lead out of the folder `images`, by `..` or by a link; otherwise they are an error.
         findings: findings of the doctor, each with name, severity, evidence and remedy; by default those of the
             journal of a run folder.
+        calibration: a threshold to show, with its curve and its cost (`nearfar.calibrate`).
         title: title of the page; by default the name of the file or folder.
         similarity: "cosine", "dot" or "euclidean".
         ks: which recall@K.
@@ -123,6 +128,7 @@ def build(
             sections.headline(inputs.title, evaluation, x.shape[1], similarity, inputs.journal.baselines),
             sections.scores(evaluation),
         ]
+        body += [decision(calibration)] if calibration is not None else []
         body += [sections.findings(doctor)] if doctor is not None else []
         body += [sections.curves(inputs.journal)] if inputs.journal.panels else []
         body += [_gallery_section(evaluation, found), _map_section(len(x), layout)]
@@ -219,6 +225,7 @@ def _assemble(title: str, body: list[str], data: str) -> str:
 def _nav(body: str) -> str:
     titles = {
         "scores": "Scores",
+        "decision": "Threshold",
         "findings": "Findings",
         "curves": "Training",
         "gallery": "Gallery",

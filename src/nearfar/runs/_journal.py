@@ -15,11 +15,8 @@ from nearfar._utils.journal import Lines, read_lines, to_line
 class Journal:
     """Append lines to `journal.jsonl`; each line has a `step`, and wall-clock times only under `time`.
 
-    Args:
-        path: the file; existing lines stay.
-        quiet: write nothing, on all ranks but the first.
-        checked: add a checksum to each line.
-        on_write: called with each line after it is written.
+    With `quiet`, on all ranks but the first, nothing is written. With `checked`, each line gets a checksum. `on_write`
+    is called with each line after it is written.
     """
 
     def __init__(

@@ -40,6 +40,9 @@ class DataConfig:
     path: str | None = later(None, "the folder or file; glyphs needs none")
     labels: str | None = option(None, "shards: a suffix, json.KEY or a .csv file; hf: a column; null: the usual one")
     inputs: str | None = option(None, "shards: the suffix of pictures; hf: a column; null: the only one")
+    corrections: str | None = option(
+        None, "a .csv file of samples to ignore and labels to replace, as nearfar inspect writes it"
+    )
     transform: str | None = option(None, "none | glyphs | photographs | qi2020 | can2019; null: by the kind of data")
     size: int | None = option(None, "side of the photographs in pixels; null: by the data and the network")
     train_size: int | None = option(

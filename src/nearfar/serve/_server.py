@@ -100,10 +100,7 @@ class Connection(H11Protocol):
 
 
 class Countdown:
-    """Count answered searches, and call `stop` after the last one.
-
-    Args:
-        requests: number of searches to answer; None for no limit.
+    """Count answered searches, and call `stop` after the last of `requests` (None: no limit).
 
     >>> ended = []
     >>> countdown = Countdown(2)

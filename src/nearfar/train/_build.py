@@ -46,6 +46,7 @@ def open_dataset(spec: DataConfig, on_corrupt: OnCorrupt | None = None) -> DataS
         inputs=spec.inputs,
         on_corrupt=on_corrupt or spec.on_corrupt,
         outside=spec.outside,
+        corrections=spec.corrections,
     )
 
 
@@ -221,17 +222,15 @@ def set_threads(config: Config) -> None:
 
 
 def compile_trunk(model: Any, mode: Literal["kernels", "graphs"]) -> None:
-    """Compile a network's trunk by torch.compile for training; evaluation keeps the plain one.
+    """Compile the trunk of an `Embedder` by torch.compile for training; evaluation keeps the plain one.
 
     Compiling takes about a minute at the first step, and less if torch finds the kernels of an earlier run in its
     cache. Parameters are used in place, so optimizers and checkpoints see no difference. Only the trunk is compiled:
     its code is the same object in every run, so a second run in one process compiles nothing.
 
-    Args:
-        model: an `Embedder`, before it is prepared.
-        mode: "kernels" compiles. "graphs" also records the kernels in a CUDA graph and replays it, since a small batch
-            takes a GPU less time than Python needs to launch its kernels; torch cannot record the network of a second
-            run in the same process, which therefore gets "kernels".
+    The mode "graphs" also records the kernels in a CUDA graph and replays it, since a small batch takes a GPU less time
+    than Python needs to launch its kernels. torch cannot record the network of a second run in the same process, which
+    therefore gets "kernels".
     """
     if mode == "kernels" or _compiled or not next(model.trunk.parameters()).is_cuda:
         _compiled.add("kernels")

@@ -176,22 +176,17 @@ def _measure_memory(state: TrainState, batch: Batch) -> Memory:
 
     _, loss = measure_peak(through_loss, device)
     _, network = measure_peak(through_network, device)
-    learned = [*state.bare_model.parameters(), *state.loss.parameters()]
+    spec, learned = state.config.optimizer, [*state.bare_model.parameters(), *state.loss.parameters()]
+    moments = 2 if spec.name != "sgd" else int(spec.momentum > 0)
     gradients = sum(p.numel() * p.element_size() for p in learned if p.requires_grad)
     state.step.optimizer.zero_grad()
     return Memory(
         weights=_bytes(state.bare_model) + _bytes(state.loss),
-        optimizer=_per_parameter(state.config) * gradients,
+        optimizer=(moments + (spec.proximal > 0)) * gradients,
         gradients=gradients,
         network=max(0, network - sum(p.numel() * p.element_size() for p in state.bare_model.parameters())),
         loss=loss,
     )
-
-
-def _per_parameter(config: Config) -> int:
-    """How many numbers per parameter the optimizer and the proximal term store."""
-    spec = config.optimizer
-    return (2 if spec.name != "sgd" else int(spec.momentum > 0)) + int(spec.proximal > 0)
 
 
 def _bytes(module: nn.Module) -> int:

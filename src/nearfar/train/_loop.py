@@ -143,7 +143,9 @@ def _run(
     if baselines:
         progress.tell(scoring.describe_baselines({**baselines, "trained": scores.recall[1]}))
     if config.training.diagnose_every != 0 and machine.is_main_process:
-        progress.tell(_diagnose(folder, progress.console.width))
+        found = diagnose_run(folder)
+        follow = "" if found.healthy else f"\nto follow the first remedy: nearfar train --apply-remedy {folder}"
+        progress.tell(f"doctor: {found.text(min(progress.console.width, 100))}{follow}")
     return Result(folder, run.done, checkpointer.best_step, scores, finished=True)
 
 
@@ -154,13 +156,6 @@ def _with_doctor(config: Config, progress: RunProgress, callbacks: Sequence[Call
         return list(callbacks)
     every = every or max(MIN_STEPS_APART, config.training.steps // CHECKS)
     return [Doctor(every=every, tell=lambda words: progress.tell(f"doctor: {words}")), *callbacks]
-
-
-def _diagnose(folder: Path, width: int) -> str:
-    """The doctor's diagnosis of the whole run as text, and the command that applies its remedy."""
-    found = diagnose_run(folder)
-    follow = "" if found.healthy else f"\nto follow the first remedy: nearfar train --apply-remedy {folder}"
-    return f"doctor: {found.text(min(width, 100))}{follow}"
 
 
 @dataclass(eq=False)

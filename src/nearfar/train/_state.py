@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 
 from nearfar._utils.files import lies_in
 from nearfar._utils.process_group import gather_objects
-from nearfar.batches import Proximal, Representatives
+from nearfar.batches import Proximal, Representatives, violations
 from nearfar.data import DataSet, Samples, View
 from nearfar.data._loading import Batch, collate
 from nearfar.data._picture_cache import cache_data
@@ -84,13 +84,19 @@ class TrainState:
             proximal.anchor()
 
     def remember(self, labels: Tensor, embeddings: Tensor) -> None:
-        """Update the table of hard classes with the representatives of this batch on all ranks."""
-        if not isinstance(self.sampler, Representatives) or self.sampler.hard_classes is None:
+        """Tell the sampler of this batch on all ranks: rows of its hard classes, and the largest violation."""
+        sampler = self.sampler
+        if not isinstance(sampler, Representatives) or (sampler.hard_classes is None and not sampler.converged):
             return
-        chosen = self.mask
-        mine = (labels[chosen].cpu(), embeddings[chosen].float().cpu())
-        for theirs in gather_objects("train", mine):
-            self.sampler.update(*theirs)
+        rows = torch.ones_like(self.mask) if sampler.converged else self.mask
+        mine = (labels[rows].cpu(), embeddings[rows].float().cpu(), self.mask[rows].cpu())
+        y, x, chosen = (torch.cat(column) for column in zip(*gather_objects("train", mine), strict=True))
+        sampler.update(y[chosen], x[chosen])
+        if sampler.converged:
+            pairs = Relation.from_labels(y, representatives=None if sampler.all_pairs else chosen)
+            near, far = self.config.training.max_positive_distance, self.config.training.min_negative_distance
+            found = violations(x, pairs, max_positive_distance=near, min_negative_distance=far)
+            sampler.report(found.largest)
 
     def ids(self, indices: Tensor) -> Tensor | None:
         """Sample ids of a batch if the loss has a memory, which must not pair a sample with its own past."""

@@ -121,11 +121,7 @@ class Average:
         w̄ ← d w̄ + (1 - d) w, with d = min(decay, (1 + t) / (10 + t)) at step t = 1, 2, ...
 
     The smaller d of the first steps makes the average forget the random initialization quickly. Batch norm statistics
-    and other buffers are copied from the network.
-
-    Args:
-        model: the network, without wrappers; it is copied.
-        decay: from 0 to below 1.
+    and other buffers are copied from the network, which is given without wrappers.
 
     >>> layer = nn.Linear(1, 1, bias=False)
     >>> average = Average(layer, decay=0.99)

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from nearfar.cli.commands.inputs import Samples
     from nearfar.evaluation import Vectors
 
-__all__ = ["Trust", "embed", "rephrase_errors"]
-
 FOLDER = ".vectors"  # how the name of a folder of vectors ends
 NAMED = 3  # classes that are named in one line
 Trust = Annotated[

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from nearfar.evaluation import Comparison, Evaluation
     from nearfar.evaluation._scored import Scored
 
-__all__ = ["compare", "evaluate"]
-
 Source = Annotated[Path, typer.Argument(metavar="VECTORS|RUN", help="A vectors.npz, or a run folder.")]
 Similarity = Annotated[str, typer.Option(help="Similarity: cosine, dot or euclidean.")]
 Ties = Annotated[

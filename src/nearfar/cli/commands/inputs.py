@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nearfar._utils.arrays import tensor_of
+from nearfar._utils.arrays import tensor_of, words_of
 from nearfar.data._folders import SUFFIXES, is_image
 from nearfar.data._samples import genuine, numbered
 
@@ -153,18 +153,12 @@ def _npz(path: Path) -> Samples:
         if key in arrays and arrays[key].shape[:1] != x.shape[:1]:
             came = f"{key} of shape {list(arrays[key].shape)} for {len(x)} samples"
             raise ValueError(f"{path}: {key} must have one entry per sample, but {came} came.")
-    name, classes = (_words(arrays.get(key)) for key in ("name", "classes"))
+    name, classes = (words_of("embed", key, arrays[key]) if key in arrays else None for key in ("name", "classes"))
     y = arrays.get("y")
     if y is not None and y.dtype.kind in "US":
-        y, classes = numbered(_words(y) or ())
+        y, classes = numbered(words_of("embed", "y", y))
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     return Samples(torch.from_numpy(x.astype(np.float32)), tensor_of(x), y, name, None, digest, classes)
-
-
-def _words(array: np.ndarray | None) -> tuple[str, ...] | None:
-    if array is None:
-        return None
-    return tuple(word.decode(errors="replace") if isinstance(word, bytes) else str(word) for word in array.tolist())
 
 
 def square(picture: Any, size: int) -> np.ndarray:

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from nearfar.data._samples import Transform
     from nearfar.evaluation import Index
 
-__all__ = ["Photographs", "are_photographs", "describe_transform", "network_of", "transform_of"]
-
 
 @dataclass(frozen=True, eq=False)
 class Photographs:
