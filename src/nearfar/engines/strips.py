@@ -245,7 +245,7 @@ class Strips(Tiles):
         return best, place, ties
 
     def candidates(self, count: int) -> Tensor:
-        """Positions row·m + col of all losses that reach a level reached by at least `count` of them (or by all)."""
+        """Positions row·m + col of losses, among them at least the `count` largest (all losses, if there are fewer)."""
         level, held = torch.finfo(self.x.dtype).min, 0
         found = list[tuple[Tensor, Tensor]]()
         for tile in self.tiles():
