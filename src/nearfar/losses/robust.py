@@ -111,6 +111,11 @@ class Loss(Settings, ABC):
         self.owner = type(self).__name__
         self._replays = Replays()
 
+    @property
+    def exact_gradient(self) -> bool:
+        """Whether the gradient is that of the value; of a wrapper, that of the loss inside."""
+        return bool(getattr(getattr(self, "loss", None), "exact_gradient", True))
+
     @abstractmethod
     def _value(self, call: Call) -> Tensor: ...
 
