@@ -79,6 +79,9 @@ class Tiles:
         # in float64: under float64 scores, a float32 offset must not round the constant
         self.b = spec.b if offset is None else float(spec.b + spec.by_offset * offset.detach().double())
         self._buffers = dict[str, Tensor]()
+        self.stored: Tensor | None = None
+        """Scores of all tiles, one after the other, which a sweep stores and later ones of the same tiles read."""
+        self.stores, self.next = False, 0
 
     @cached_property
     def sides(self) -> tuple[Tensor, Tensor]:
@@ -123,9 +126,11 @@ class Tiles:
         row, col, positive = own
         if reach[1] <= cols.start or reach[0] >= cols.stop:
             return Tile(rows, cols, mirrored, None)
-        inside = (col >= cols.start) & (col < cols.stop)
-        place = (row * (cols.stop - cols.start) + col - cols.start)[inside]
-        return Tile(rows, cols, mirrored, (place, positive[inside]) if len(place) else None)
+        place = row * (cols.stop - cols.start) + col - cols.start
+        if reach[0] < cols.start or reach[1] > cols.stop:
+            inside = (col >= cols.start) & (col < cols.stop)
+            place, positive = place[inside], positive[inside]
+        return Tile(rows, cols, mirrored, (place, positive) if len(place) else None)
 
     def buffer(self, name: str, tile: Tile) -> Tensor:
         """A buffer [t, u] that all tiles reuse."""
@@ -137,10 +142,18 @@ class Tiles:
 
     def scores(self, tile: Tile) -> Tensor:
         """Scores [t, u] of a tile."""
+        out = self.buffer("scores", tile)
+        if self.stored is not None:
+            part = self.stored[self.next : self.next + out.numel()].view(out.shape)
+            self.next += out.numel()
+            if not self.stores:
+                return out.copy_(part)
         left, right = self.sides
-        out = torch.mm(left[tile.rows], right[tile.cols].T, out=self.buffer("scores", tile))
+        torch.mm(left[tile.rows], right[tile.cols].T, out=out)
         if self.spec.similarity == 2:
             out.clamp_max_(0.0).neg_().sqrt_().neg_()
+        if self.stores:
+            part.copy_(out)
         return out
 
     def affine(self, x: Tensor, a: float, b: float, out: Tensor) -> Tensor:
