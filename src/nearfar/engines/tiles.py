@@ -29,8 +29,10 @@ ON_GPU = 16
 """Factor by which tiles are taller and wider on a GPU, where launching kernels would dominate otherwise."""
 FAR = 1e30
 """A score beyond that of any pair."""
-GATHER = 2**20
-"""Number of entries of gathered rows that are held at a time."""
+GATHER = 2**16
+"""Number of entries of gathered rows that are held at a time; larger temporary memory costs as much as the work."""
+FEW = 2
+"""Pairs of a row up to which their columns are gathered."""
 BAND = 64
 """Rows of a band, whose pairs are taken from the product with their range of columns if that is narrow."""
 
@@ -313,7 +315,7 @@ class Tiles:
         Distances of near rows, which are float64, need differences of rows. Skips bands whose `slope` [n, P] is 0.
         """
         number = place.shape[1]
-        gathers = not number or (self.spec.similarity > 0 and self.x.dtype == torch.float64)
+        gathers = number <= FEW or (self.spec.similarity > 0 and self.x.dtype == torch.float64)
         step = max(1, GATHER // max(1, number * self.x.shape[1]))
         tall = step if gathers else BAND
         starts = range(0, self.n, tall)
@@ -339,6 +341,10 @@ class TileGradients:
         self.rows = torch.zeros_like(work.x)
         self.cols = self.rows if work.square else torch.zeros_like(work.y)
         self.learned = work.x.new_zeros((), dtype=torch.float64)
+        far = bool(work.spec.similarity)
+        self.by_row = work.x.new_zeros(work.n * far)
+        self.by_col = self.by_row if work.square else work.x.new_zeros(work.m * far)
+        """Row and column sums of dF/d⟨x, y⟩, for distances."""
 
     def add(self, tile: Tile, s: Tensor, g: Tensor, factor: float) -> None:
         """Back-propagate factor·g, with g = dF/ds [t, u] of a tile; overwrites both."""
@@ -351,9 +357,9 @@ class TileGradients:
         x, y = self.work.x[rows], self.work.y[cols]
         self.rows[rows].addmm_(g, y, alpha=factor)
         self.cols[cols].addmm_(g.T, x, alpha=factor)
-        if self.work.spec.similarity:  # along y - x: independent of the origin
-            self.rows[rows].addcmul_(x, g.sum(dim=1, keepdim=True), value=-factor)
-            self.cols[cols].addcmul_(y, g.sum(dim=0)[:, None], value=-factor)
+        if self.work.spec.similarity:
+            self.by_row[rows].add_(g.sum(dim=1), alpha=factor)
+            self.by_col[cols].add_(g.sum(dim=0), alpha=factor)
 
     def few(self, rows: slice, place: Tensor, g: Tensor) -> None:
         """Back-propagate g = dF/d⟨x, y⟩ [t, P] for the columns `place` [t, P]."""
@@ -367,6 +373,10 @@ class TileGradients:
         """Gradients of rows, of columns (empty if they are the rows) and of the offset."""
         spec = self.work.spec
         learned = self.learned * (spec.by_offset / spec.a) if spec.by_offset else self.learned
+        if spec.similarity:  # along y - x: independent of the origin
+            self.rows.addcmul_(self.work.x, self.by_row[:, None], value=-1)
+            if not self.work.square:
+                self.cols.addcmul_(self.work.y, self.by_col[:, None], value=-1)
         return self.rows, self.rows.new_empty(0) if self.work.square else self.cols, learned.to(self.rows.dtype)
 
 
