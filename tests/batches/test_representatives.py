@@ -243,7 +243,7 @@ def test_a_state_is_a_copy():
     again.load_state_dict(state)
     again.update(torch.tensor([3]), torch.full((1, 5), 7.0))
     assert torch.equal(state["embeddings"], rows)
-    with pytest.raises(ValueError, match="the state must be of 5 classes, but came with 12"):
+    with pytest.raises(ValueError, match="the state must be of 5 classes, but has 12"):
         HardClasses(5).load_state_dict(state)
 
 
@@ -303,7 +303,7 @@ def test_rows_are_renewed_kept_or_dropped():
     assert not dropping.valid.any()
     with pytest.raises(ValueError, match="embeddings must stay 1 wide, but came 2 wide"):
         table.update(torch.tensor([0]), torch.ones(1, 2))
-    with pytest.raises(ValueError, match="each embedding needs a class, but 2 came for 1 rows"):
+    with pytest.raises(ValueError, match="each row needs a class, but 2 came for 1"):
         table.update(torch.tensor([0, 1]), torch.ones(1, 1))
 
 

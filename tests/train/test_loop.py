@@ -91,13 +91,13 @@ def test_a_run_opens_with_its_best_weights_and_without_its_data(run):
 
 def test_test_classes_are_touched_once_and_at_the_end(tmp_path, monkeypatch):
     data, touched = tiny(), []
-    real = loop.score
+    real = loop.scoring.score
 
     def spy(model, samples, *args, **kwargs):
         touched.append(samples is data.test)
         return real(model, samples, *args, **kwargs)
 
-    monkeypatch.setattr(loop, "score", spy)
+    monkeypatch.setattr(loop.scoring, "score", spy)
     told = Console(file=io.StringIO(), width=200)
     fit(config(), tmp_path / "a", data=data, console=told)
     assert touched == [False] * 4 + [True]

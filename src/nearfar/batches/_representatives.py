@@ -1,7 +1,5 @@
 """`Representatives`: batches of alternating projections (Can et al. 2019), with one representative per class."""
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -119,9 +117,7 @@ class Representatives(GlobalBatches):
         elif steps is not None:
             check_whole(owner, "steps", steps)
         if samples < 2:
-            raise ValueError(
-                f"{owner}: samples must be at least 2, a representative and another, but came as {samples}."
-            )
+            raise ValueError(f"{owner}: samples must be at least 2, a representative and another, but is {samples}.")
         if batch_size % samples or batch_size < 2 * samples:
             raise ValueError(
                 f"{owner}: batch_size must be a multiple of samples = {samples} with two classes or more, "

@@ -1,7 +1,5 @@
 """`violations`: which pairs break their distance bound (the feasible set of Can et al. 2019), and by how much."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
@@ -12,8 +10,7 @@ from nearfar._utils.tensors import check_embeddings, check_labels
 from nearfar.relations.relation import Relation
 from nearfar.similarity import NegEuclidean, Similarity
 
-CELLS = 2**21
-"""Pairs computed at a time, limited by memory."""
+CELLS = 2**21  # pairs computed at a time, limited by memory
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,5 @@
 """`TrainState`: data, network, loss, optimizer and sampler of a run, built from its configuration; and its steps."""
 
-from __future__ import annotations
-
 import functools
 import random
 from collections.abc import Iterator
@@ -30,44 +28,27 @@ from nearfar.runs import _parts as parts
 from nearfar.runs._sections import Config
 from nearfar.train._build import Input, build_model, check_memory, class_shares, compile_trunk, open_dataset, split
 from nearfar.train._sharded import Sharded
-from nearfar.train._step import Average, Step, lr_factor, make_optimizer, set_lr
+from nearfar.train._step import Average, Step, lr_factor, make_optimizer
 
 
 @dataclass(frozen=True, eq=False)
 class TrainState:
-    """Everything that a run needs to take steps.
+    """Everything that a run needs to take steps."""
 
-    Attributes:
-        config: the configuration.
-        machine: the `accelerate.Accelerator` or `SingleProcess`.
-        data: the data set.
-        train: the samples of the training classes.
-        validation: the samples of the held-out classes, if any.
-        model: the network, prepared for its processes and precision.
-        loss: the loss, over this process's rows.
-        sampler: the batch sampler.
-        step: the training step.
-        view: the augmented training samples.
-        plain: the transform of evaluation.
-        inputs: the shape and transform of the network's input.
-        shares: how many classes are for training, validation and the test.
-        sharded: the network in shards, if it is split over the processes.
-    """
-
-    config: Config
-    machine: Any
-    data: DataSet
-    train: Samples
-    validation: Samples | None
-    model: nn.Module
-    loss: Any
-    sampler: Any
-    step: Step
-    view: View
-    plain: Transform
-    inputs: Input
-    shares: Shares
-    sharded: Sharded | None = None
+    config: Config  # the configuration
+    machine: Any  # the `accelerate.Accelerator` or `SingleProcess`
+    data: DataSet  # the data set
+    train: Samples  # the samples of the training classes
+    validation: Samples | None  # the samples of the held-out classes, if any
+    model: nn.Module  # the network, prepared for its processes and precision
+    loss: Any  # the loss, over this process's rows
+    sampler: Any  # the batch sampler
+    step: Step  # the training step
+    view: View  # the augmented training samples
+    plain: Transform  # the transform of evaluation
+    inputs: Input  # the shape and transform of the network's input
+    shares: Shares  # how many classes are for training, validation and the test
+    sharded: Sharded | None = None  # the network in shards, if it is split over the processes
 
     @property
     def bare_model(self) -> nn.Module:
@@ -148,7 +129,8 @@ def take_step(state: TrainState, step: int, batch: Batch) -> Moment:
     """Take a step: set the learning rate, begin a projection if due, update, store the representatives."""
     config, device = state.config, state.machine.device
     factor = lr_factor(config.optimizer, step, config.training.steps)
-    set_lr(state.step.optimizer.param_groups, factor)
+    for group in state.step.optimizer.param_groups:
+        group["lr"] = group["factor"] * factor
     state.begin_projection(step)
     x, labels, indices = batch
     labels = labels.to(device, non_blocking=True)
