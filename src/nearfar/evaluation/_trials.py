@@ -38,6 +38,7 @@ class Trials:
         bins: [6, BINS] counts of scores, rows as of `NEGATIVE` and `POSITIVE`.
         low: lower end of the first bin.
         high: upper end of the last bin.
+        mutual: whether two classes are alike in both directions, as in searches, where each is the other's wrong answer.
         accepted: maps t thresholds to the accepted positive pairs [m, t] of each class and to all of them [m].
     """
 
@@ -48,6 +49,7 @@ class Trials:
     bins: np.ndarray
     low: float
     high: float
+    mutual: bool
     accepted: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
 
     def histogram(self, kind: int) -> np.ndarray:
@@ -144,7 +146,9 @@ def pairs_of_rows(
         largest.add(found[row, column], ours[row], theirs[column])
         if watch is not None:
             watch("scoring pairs", strip.stop, len(x))
-    return Trials(*largest.sorted(), negatives, touched, bins[:-1].view(6, BINS).numpy(), low, high, sides.accepted)
+    return Trials(
+        *largest.sorted(), negatives, touched, bins[:-1].view(6, BINS).numpy(), low, high, False, sides.accepted
+    )
 
 
 class _Largest:
@@ -211,6 +215,7 @@ def listed(
     rows = torch.from_numpy(same), *torch.from_numpy(half[pairs]).unbind(1)
     place = np.clip((found - low) * (BINS / max(high - low, 1e-30)), 0, BINS - 1).astype(int)
     bins = np.bincount(place + BINS * code(*rows).numpy(), minlength=6 * BINS).reshape(6, BINS)
+    mutual = touched is not None
     if touched is None:
         touched = np.bincount(pairs[negative].ravel(), minlength=count)
     positive, label = found[same], pairs[same, 0]
@@ -220,4 +225,4 @@ def listed(
         return np.stack(counts, axis=1).astype(float), np.bincount(label, minlength=count).astype(float)
 
     known = touched.astype(float) if classes is not None else np.zeros(0)
-    return Trials(found[order], pairs[order], len(order), known, bins, low, high, accepted)
+    return Trials(found[order], pairs[order], len(order), known, bins, low, high, mutual, accepted)
