@@ -10,8 +10,8 @@ The second exceeds F times the first with probability 1 - confidence, F the quan
 2x degrees of freedom. So the guaranteed threshold accepts only far / F of the negative pairs at hand. Because x is an
 estimate, it is first multiplied by (z / t_ν)², the normal over Student's quantile (Korn and Graubard 1998).
 
-In searches two classes that are alike take each other's queries, A_ab in all, and the jackknife counts them twice; there
-Σ_ab A_ab² is taken from Σ_c E_c² in x.
+In searches, two classes that are alike take each other's queries, A_ab in all, and the jackknife counts them twice;
+there, Σ_ab A_ab² is taken from Σ_c E_c² in x.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ class Trials:
         bins: [6, BINS] counts of scores, rows as of `NEGATIVE` and `POSITIVE`.
         low: lower end of the first bin.
         high: upper end of the last bin.
-        mutual: whether two classes are alike in both directions, as in searches, where each is the other's wrong answer.
+        mutual: whether alike classes are wrong answers of each other, as in searches.
         accepted: maps t thresholds to the accepted positive pairs [m, t] of each class and to all of them [m].
     """
 
@@ -190,11 +190,26 @@ def answers_of_queries(
         parts.append(torch.stack([wrong.double(), right.double(), ours.double(), sides.ref_y[place].double()]))
         if watch is not None:
             watch("searching for wrong and right answers", strip.stop, len(x))
-    wrong, right, label, other = (column.cpu().numpy() for column in torch.cat(parts, dim=1))
-    room = sides.m.sum() - sides.m  # rows of the gallery that are wrong for a query of each class
-    chance = np.divide(sides.n, room, out=np.zeros_like(room), where=room > 0)
+    return searched(*(column.cpu().numpy() for column in torch.cat(parts, dim=1)), sides.n, sides.m)
+
+
+def searched(
+    wrong: np.ndarray, right: np.ndarray, label: np.ndarray, other: np.ndarray, n: np.ndarray, m: np.ndarray
+) -> Trials:
+    """The trials of queries, given the scores of the best wrong and right answer, -inf if there is none.
+
+    Args:
+        wrong: score of the best wrong answer of each query.
+        right: the same of the best right one.
+        label: class of each query, 0..c-1.
+        other: class of the best wrong answer.
+        n: [c] queries of each class.
+        m: [c] rows of the gallery of each class.
+    """
+    room = m.sum() - m  # rows of the gallery that are wrong for a query of each class
+    chance = np.divide(n, room, out=np.zeros_like(room), where=room > 0)
     keep, lone = np.isfinite(wrong), ~np.isfinite(right)
-    touched = sides.n * (room > 0) + sides.m * (chance.sum() - chance)
+    touched = n * (room > 0) + m * (chance.sum() - chance)
     return listed(
         np.concatenate([wrong[keep], right[~lone]]),
         np.repeat([False, True], [keep.sum(), (~lone).sum()]),
