@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from nearfar import groups, links, losses, miners, pairs, sets, similarity
 from nearfar._utils.checks import DegenerateBatchWarning
-from nearfar._utils.keywords import no_such_name
+from nearfar._utils.keywords import suggest_names
 from nearfar.losses.explanation import Explanation
 from nearfar.losses.robust import RobustLoss
 from nearfar.relations.relation import Relation
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         doctor,
         evaluation,
         geometry,
+        inspection,
         linear,
         models,
         plot,
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from nearfar.distributed import CrossBatchMemory, Distributed, cached_step
     from nearfar.doctor import diagnose
     from nearfar.evaluation import calibrate, compare, evaluate, evaluate_pairs, evaluate_retrieval
+    from nearfar.inspection import inspect
     from nearfar.linear._learning_rate import suggest_step
 
 __version__ = "0.2.0"
@@ -64,6 +66,8 @@ __all__ = [
     "evaluation",
     "geometry",
     "groups",
+    "inspect",
+    "inspection",
     "linear",
     "links",
     "losses",
@@ -94,6 +98,7 @@ _HOMES = {
     "evaluate": "nearfar.evaluation",
     "evaluate_pairs": "nearfar.evaluation",
     "evaluate_retrieval": "nearfar.evaluation",
+    "inspect": "nearfar.inspection",
     "suggest_step": "nearfar.linear._learning_rate",
 }
 
@@ -105,7 +110,7 @@ def __getattr__(name: str) -> Any:
         return globals()[name]
     if name in __all__:
         return import_module(f"nearfar.{name}")
-    raise no_such_name("nearfar", name, __all__)
+    return suggest_names("nearfar", __all__)(name)
 
 
 def __dir__() -> list[str]:

@@ -149,9 +149,7 @@ def measure(plan: Plan, watch: Watch = lambda what, done, total: None, known: Se
             pace.note(row)
             yield row
             if not _alive(plan.device):
-                raise DeviceLostError(
-                    f"bench: the device was lost at {subject.name}, {rows:,} rows; go on with --resume."
-                )
+                raise DeviceLostError(f"bench: the device was lost at {subject.name}, {rows:,} rows; use --resume.")
 
 
 def _row(plan: Plan, subject: Subject, rows: int, precision: str, contestants: Iterable[str], pace: Pace) -> Row:
@@ -239,10 +237,7 @@ def about(plan: Plan) -> dict[str, Any]:
 class Pace:
     """Predicts the time of larger sizes from smaller ones, in proportion to the number of pairs.
 
-    Args:
-        step: seconds that one step may take.
-        total: seconds that the run may take, or None.
-        clock: a monotonic clock in seconds.
+    A step may take `step` seconds, and the run `total` seconds (None: no limit).
     """
 
     def __init__(self, step: float, total: float | None, clock: Callable[[], float]) -> None:

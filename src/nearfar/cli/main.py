@@ -1,7 +1,5 @@
 """The command line application, with the commands `losses` and `report`; the others are in `nearfar.cli.commands`."""
 
-from __future__ import annotations
-
 import inspect
 import sys
 from collections.abc import Mapping
@@ -21,6 +19,7 @@ from nearfar.cli.commands import (
     embedding,
     evaluation,
     exporting,
+    inspecting,
     reproduction,
     search,
     serving,
@@ -134,6 +133,7 @@ COMMANDS = (
     calibration.calibrate,
     report,
     diagnosis.diagnose,
+    inspecting.inspect,
     embedding.embed,
     search.index,
     search.search,

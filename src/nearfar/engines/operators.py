@@ -102,6 +102,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     ctx.count = len(vectors)
     ctx.save_for_backward(*tensors, *vectors, *outputs)
     ctx.mark_non_differentiable(*outputs[1:])
+    ctx.set_materialize_grads(False)  # zeros for the saved tensor of `fold` would take as long as a sweep
 
 
 def _gradients(rows: Tensor, cols: Tensor | None, *rest: Any) -> tuple[Tensor, ...]:

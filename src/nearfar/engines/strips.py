@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from nearfar._utils.tensors import over
-from nearfar.engines.spec import AROUND, BELOW_TOP, LINE, LOSSES, MOMENTS
+from nearfar.engines.spec import AROUND, BELOW_TOP, LINE, LOSSES, MOMENTS, fold_outputs
 from nearfar.engines.tiles import Tile, TileGradients, Tiles, descend_
 from nearfar.sets.entropic import LOWEST
 
@@ -23,6 +23,8 @@ KEPT = 2**22
 """Maximum number of pairs whose weights are kept for the gradient: 16 MB of float32; more would not pay."""
 BLOCK = 16
 """Entries of a block; to find the largest entries, block maxima are compared first."""
+SAMPLED = 8
+"""One in so many losses of a tile is compared to estimate a level that the largest losses reach."""
 TOTAL, SECOND, HELD, SIZE, SEEN, LEVEL = range(6)
 """Rows of the sums of a fold."""
 Parts = list[tuple[int, Tensor | None]]
@@ -63,7 +65,12 @@ class Strips(Tiles):
                 descend_(torch.mul(g, factor, out=into), s, spec.similarity)
                 filled += g.numel()
         none = [self.x.new_empty(0) for _ in range(3)]
-        return [*self._finish(sums), none[0], *([kept[:filled], *none[1:]] if pulls is None else pulls.found())]
+        total, second, held, size, seen, level = (x.clone() for x in sums)
+        if not self.mined:
+            members, seen = self.count()
+            size = size if self.selects else members
+        found = fold_outputs(spec, total, size, seen, level, second, held)
+        return [*found, none[0], *([kept[:filled], *none[1:]] if pulls is None else pulls.found())]
 
     def weigh(self) -> tuple[Tensor, Tensor, Tensor]:
         """Gradients of rows, columns and offset, from dF/dt [n] and the level and norm of the weights."""
@@ -205,31 +212,6 @@ class Strips(Tiles):
             return coef[tile.rows, None]
         return torch.add(coef[tile.rows, None], coef[None, tile.cols], out=self.buffer("coef", tile))
 
-    def _finish(self, sums: Tensor) -> list[Tensor]:
-        """The results of a fold from the sums of each row."""
-        spec, (total, second, held, size, seen, level) = self.spec, (x.clone() for x in sums)
-        if not self.mined:
-            members, seen = self.count()
-            size = size if self.selects else members
-        zero = torch.zeros_like(total)
-        if spec.sums == LOSSES:
-            return [total, size, seen, zero, torch.ones_like(total), zero.clone()]
-        if spec.sums == MOMENTS:
-            return [spec.first * total + 0.5 * spec.second * second, size, seen, level, total, second]
-        empty = size == 0
-        level = torch.where(empty, 0.0, level)
-        norm, log = total, torch.where(empty, 1.0, over(total, size)).log()
-        if spec.flat and not spec.held:  # a mean of exponentials near 1
-            rise = over(second, size)
-            flat = rise > -0.5
-            norm = torch.where(flat, size + second, total)
-            log = torch.where(flat, torch.log1p(torch.where(flat, rise, 0.0)), log)
-        t = torch.where(empty, 0.0, level + spec.gamma * log)
-        if not spec.held:
-            return [t, size, seen, level, norm, zero]
-        mean = over(held, norm)
-        return [t, size, seen, level, norm, torch.where(empty, 0.0, mean if spec.base else level + spec.gamma * mean)]
-
     # ------------------------------------------------------------------------------------ largest losses
 
     def _ranked(self, tile: Tile) -> tuple[Tensor, Tensor | None]:
@@ -266,17 +248,23 @@ class Strips(Tiles):
 
     def candidates(self, count: int) -> Tensor:
         """Positions row·m + col of all losses that reach a level reached by at least `count` of them (or by all)."""
-        level, held = torch.finfo(self.x.dtype).min, 0
-        found = list[tuple[Tensor, Tensor]]()
+        share = 2 * count / (self.n * self.m)
+        found = self._reaching(count, share) if share < 0.5 else None
+        return self._reaching(count, None) if found is None or len(found) < count else found
+
+    def _reaching(self, count: int, share: float | None) -> Tensor:
+        """Like `candidates`; with a `share` of losses to keep, starts at a level that a sample of the first tile gives.
+
+        That level may be too high: there are fewer positions than `count` then.
+        """
+        level, held, found = torch.finfo(self.x.dtype).min, 0, list[tuple[Tensor, Tensor]]()
         for tile in self.tiles():
             l = self._ranked(tile)[0]
-            if held < count:
-                tops = blocks(l)
-                if tops.numel() >= count:  # as many blocks reach this level, and hold a loss each that does
-                    level = max(level, float(tops.view(-1).kthvalue(tops.numel() - count + 1).values))
-            elif float(l.amax()) < level:
-                continue
-            place = (l.view(-1) >= level).nonzero()[:, 0]
+            if share is not None:
+                sample = l.view(-1)[::SAMPLED]
+                rank = max(1, len(sample) - 4 - int(share * len(sample)))
+                level, share = max(level, float(sample.kthvalue(rank).values)), None
+            place = find(l, level)
             row = torch.div(place, l.shape[1], rounding_mode="floor")
             near, place = l.view(-1)[place], place + row * (self.m - l.shape[1])
             found.append((near, place + tile.rows.start * self.m + tile.cols.start))
@@ -362,10 +350,15 @@ class Strips(Tiles):
         return l, slope if alive is None else slope.mul_(alive), factor, alive
 
 
-def blocks(l: Tensor) -> Tensor:
-    """The maximum of each block of `BLOCK` entries of a row [t, u // BLOCK], or the entries of short rows."""
-    whole = l.shape[1] - l.shape[1] % BLOCK
-    return l[:, :whole].reshape(len(l), BLOCK, -1).amax(dim=1) if whole else l
+def find(l: Tensor, level: float) -> Tensor:
+    """Positions in the flattened tile of the losses [t, u] that reach a level; compares the maxima of blocks first."""
+    t, u = l.shape
+    if u % BLOCK:
+        return (l.view(-1) >= level).nonzero()[:, 0]
+    blocks = l.view(t, BLOCK, u // BLOCK)
+    row, col = (blocks.amax(dim=1) >= level).nonzero(as_tuple=True)
+    block, within = (blocks[row, :, col] >= level).nonzero(as_tuple=True)
+    return row[block] * u + within * (u // BLOCK) + col[block]
 
 
 def _largest(found: list[tuple[Tensor, Tensor]], count: int) -> tuple[Tensor, Tensor]:

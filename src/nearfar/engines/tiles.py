@@ -286,33 +286,36 @@ class Tiles:
         place, *_, found, slope = self.more
         slope = descend_(slope.clone(), found.clone(), self.spec.similarity)
         pulls = TileGradients(self)
-        for here, cols, at in self._bands(place):
+        for here, cols, at in self._bands(place, slope):
             if cols is None:
-                tile = slope[here]
-                pulls.few(here, at, tile)
+                pulls.few(here, at, slope[here])
             else:
                 tile = slope.new_zeros(here.stop - here.start, cols.stop - cols.start).scatter_add_(1, at, slope[here])
                 pulls.product(here, cols, tile, 1.0)
         return pulls.found()[:2]
 
-    def _bands(self, place: Tensor) -> Iterator[tuple[slice, slice | None, Tensor]]:
+    def _bands(self, place: Tensor, slope: Tensor | None = None) -> Iterator[tuple[slice, slice | None, Tensor]]:
         """Slices of rows with the range of their columns, and positions within it; no range if columns are gathered.
 
-        Distances of near rows, which are float64, need differences of rows.
+        Distances of near rows, which are float64, need differences of rows. Skips bands whose `slope` [n, P] is 0.
         """
         number = place.shape[1]
         gathers = not number or (self.spec.similarity > 0 and self.x.dtype == torch.float64)
         step = max(1, GATHER // max(1, number * self.x.shape[1]))
-        for r0 in range(0, self.n, step if gathers else BAND):
-            here = slice(r0, min(r0 + (step if gathers else BAND), self.n))
-            at = place[here]
-            low, high = (0, self.m) if gathers else (int(x) for x in at.aminmax())
-            if not gathers and high - low < max(4 * BAND, 16 * number):
-                yield here, slice(low, high + 1), at - low
+        tall = step if gathers else BAND
+        starts = range(0, self.n, tall)
+        live = [True] * len(starts) if slope is None or not number else _in_bands(slope, tall).any(dim=1).tolist()
+        bounds = (
+            ((0, self.m),) * len(starts) if gathers else torch.stack(_in_bands(place, tall).aminmax(dim=1), 1).tolist()
+        )
+        for r0, some, (low, high) in zip(starts, live, bounds, strict=True):
+            here = slice(r0, min(r0 + tall, self.n))
+            if some and not gathers and high - low < max(4 * BAND, 16 * number):
+                yield here, slice(low, high + 1), place[here] - low
                 continue
-            for first in range(here.start, here.stop, step):
-                some = slice(first, min(first + step, here.stop))
-                yield some, None, place[some]
+            for first in range(r0, here.stop, step) if some else ():
+                part = slice(first, min(first + step, here.stop))
+                yield part, None, place[part]
 
 
 class TileGradients:
@@ -368,3 +371,9 @@ def _extend(x: Tensor, times: float) -> Tensor:
     """Rows (2x, -1, -|x|²) or columns (y, |y|², 1), so that their product is -|x - y|²."""
     norm, one = (x * x).sum(dim=1, keepdim=True), torch.ones_like(x[:, :1])
     return torch.cat([times * x, -one, -norm] if times == 2.0 else [x, norm, one], dim=1)
+
+
+def _in_bands(x: Tensor, tall: int) -> Tensor:
+    """Entries [bands, tall·P] of bands of `tall` rows of x [n, P]; copies of the last row fill the last band."""
+    filled = torch.cat([x, x[-1:].expand(-len(x) % tall, -1)]) if len(x) % tall else x.contiguous()
+    return filled.view(-1, tall * x.shape[1])

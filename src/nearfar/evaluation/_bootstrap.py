@@ -5,8 +5,6 @@ therefore resampled; intervals over queries would be too narrow. Per-query resul
 only weights them differently.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,8 +13,7 @@ import numpy as np
 from nearfar._utils.checks import check_choice
 
 Unit = Literal["class", "query"]
-DRAWS = 2**20
-"""Units drawn at once, which bounds the memory by about 25 MB."""
+DRAWS = 2**20  # units drawn at once, which bounds the memory by about 25 MB
 
 
 @dataclass(frozen=True)
@@ -48,15 +45,9 @@ def resampled_means(
     seed: int = 0,
     counts: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Means of each column of values [n, c] over units resampled with replacement: [resamples, c].
+    """Means of columns of per-query results [n, c] over resampled classes `groups` [n], or queries: [resamples, c].
 
-    Args:
-        values: [n, c] per-query results.
-        groups: [n] the class of each query.
-        unit: resample whole classes, or single queries.
-        resamples: number of resamples.
-        seed: seed of the resampling.
-        counts: [n] the weight of each row in the means; 1 by default.
+    `counts` [n] are the weights of the rows in the means; 1 by default.
     """
     check_choice("bootstrap", "unit", unit, ("class", "query"))
     _, place = np.unique(groups, return_inverse=True)
@@ -101,16 +92,12 @@ def intervals(
     if units < 2:
         return [Interval(float(v), np.nan, np.nan, np.nan) for v in estimates]
     means = resampled_means(values, groups, unit=unit, resamples=resamples, seed=seed, counts=counts)
-    tail = _tail((1 - level) / 2, units)
+    from scipy.special import ndtr, stdtrit
+
+    # the percentile to read lies farther out for few units, whose bootstrap is too narrow
+    tail = float(ndtr(np.sqrt(units / (units - 1)) * stdtrit(units - 1, (1 - level) / 2)))
     low, high = np.quantile(means, [tail, 1 - tail], axis=0)
     error = means.std(axis=0, ddof=1) * np.sqrt(units / (units - 1))
     return [
         Interval(float(v), float(a), float(b), float(e)) for v, a, b, e in zip(estimates, low, high, error, strict=True)
     ]
-
-
-def _tail(tail: float, units: int) -> float:
-    """The percentile to read for a tail probability: farther out for few units, whose bootstrap is too narrow."""
-    from scipy.special import ndtr, stdtrit
-
-    return float(ndtr(np.sqrt(units / (units - 1)) * stdtrit(units - 1, tail)))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -126,8 +125,3 @@ def _check_files(folder: Path, files: dict[str, dict[str, Any]], verify: bool) -
             raise ValueError(f"{name} has {size:,} bytes, but {noted['bytes']:,} were written")
         if (verify or size <= SMALL) and digest_of_file(path) != noted["digest"]:
             raise ValueError(f"{name} has changed since it was written")
-
-
-def files_of(folder: Path, names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Sizes and digests of files, as `about.json` keeps them."""
-    return {name: {"bytes": (folder / name).stat().st_size, "digest": digest_of_file(folder / name)} for name in names}

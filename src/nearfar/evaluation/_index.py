@@ -20,30 +20,18 @@ from torch import Tensor
 
 from nearfar._utils.files import check_seal, read_arrays, write_arrays
 from nearfar._utils.tensors import check_embeddings
+from nearfar.evaluation import _faiss as approximate
 from nearfar.evaluation._calibration import Calibration
 from nearfar.evaluation._disk_files import Names
 from nearfar.evaluation._exact_search import Neighbors
-from nearfar.evaluation._faiss import (
-    REMEDY,
-    Kind,
-    Plan,
-    check_settings,
-    default_cells,
-    faiss,
-    load_part,
-    new_index,
-    prepare,
-    rank_again,
-    search_parts,
-)
+from nearfar.evaluation._faiss import REMEDY, Kind, Plan
 from nearfar.evaluation._fingerprint import check_same_network
 from nearfar.evaluation._neighbors import neighbors
 from nearfar.evaluation._ranking_keys import Metric
 from nearfar.evaluation._vectors import Vectors
 
 KINDS: tuple[Kind, ...] = ("exact", "ivf", "hnsw")
-SEED = 1234
-"""Seed of faiss's k-means for an index in memory, faiss's default."""
+SEED = 1234  # seed of faiss's k-means for an index in memory, faiss's default
 
 
 class SearchIndex(ABC):
@@ -114,11 +102,11 @@ class SearchIndex(ABC):
             raise ValueError(f"Index: k must lie in 1..{len(self)}, the number of vectors, but came as {k!r}.")
         if self.kind == "exact":
             return self._search_exact(x, k)
-        x = prepare(x, self.similarity)
+        x = approximate.prepare(x, self.similarity)
         many = min(len(self), k * max(1, self.plan.rerank))
-        found = search_parts(self.plan, self._parts, x.numpy(), many, effort or self.effort)
+        found = approximate.search_parts(self.plan, self._parts, x.numpy(), many, effort or self.effort)
         if self._rows is not None:
-            found = rank_again(self.plan, self._rows, x, found, k)
+            found = approximate.rank_again(self.plan, self._rows, x, found, k)
         # rounding may take a cosine beyond 1
         return Neighbors(found.scores.clamp_max(1), found.places) if self.similarity == "cosine" else found
 
@@ -176,18 +164,18 @@ class Index(SearchIndex):
         effort: int = 64,
         calibration: Calibration | None = None,
     ) -> None:
-        check_settings("Index", kind, similarity, KINDS)
+        approximate.check_settings("Index", kind, similarity, KINDS)
         vectors = vectors if isinstance(vectors, Vectors) else Vectors(vectors)
         if not len(vectors):
             raise ValueError("Index: vectors must hold at least one row, but none came.")
-        cells = max(1, min(len(vectors), cells or default_cells(len(vectors))))
+        cells = max(1, min(len(vectors), cells or approximate.default_cells(len(vectors))))
         self._hold(vectors, similarity, kind, cells=cells, links=links, seed=SEED)
         if calibration is not None:
             calibration.check_index(similarity, vectors.fingerprint)
             self.calibration = calibration
         if kind == "exact":
             return
-        built, x = new_index(self.plan), prepare(vectors.x, similarity).numpy()
+        built, x = approximate.new_index(self.plan), approximate.prepare(vectors.x, similarity).numpy()
         if kind == "ivf":
             built.train(x)
             built.nprobe = self.effort = max(1, min(cells, probes or math.ceil(cells / 16)))
@@ -220,7 +208,7 @@ class Index(SearchIndex):
             about["calibration"] = self.calibration.to_dict()
         arrays = {"about": np.array(json.dumps(about)), **replace(self.vectors, images=None).to_arrays()}
         for part in self._parts:
-            arrays["faiss"] = faiss().serialize_index(part)
+            arrays["faiss"] = approximate.faiss().serialize_index(part)
         write_arrays(Path(path), arrays)
         return Path(path)
 
@@ -248,10 +236,10 @@ class Index(SearchIndex):
         return index
 
     def _load_part(self, blob: np.ndarray) -> None:
-        """Read faiss's part of a file."""
         if blob.dtype != np.uint8 or blob.ndim != 1:
             raise ValueError(f"its faiss part is {blob.dtype} of shape {list(blob.shape)}")
-        part = load_part(self.plan, len(self), "its part", lambda: faiss(REMEDY).deserialize_index(blob))
+        faiss = approximate.faiss(REMEDY)
+        part = approximate.load_part(self.plan, len(self), "its part", lambda: faiss.deserialize_index(blob))
         self._parts, self.effort = [part], part.nprobe if self.kind == "ivf" else part.hnsw.efSearch
 
 
@@ -260,7 +248,7 @@ def _read_description(text: str) -> tuple[Kind, Metric, Calibration | None]:
     try:
         about = json.loads(text)
         kind, similarity = about["kind"], about["similarity"]
-        check_settings("Index", kind, similarity, KINDS)
+        approximate.check_settings("Index", kind, similarity, KINDS)
         calibration = Calibration.from_dict(about["calibration"]) if "calibration" in about else None
     except (ValueError, TypeError, KeyError, RecursionError):
         raise ValueError(f"it describes itself as {text[:60]!r}") from None

@@ -33,10 +33,9 @@ from nearfar.engines import Plan, auto, by_list, by_other_engine, check_strips, 
 from nearfar.engines.recordings import DEVICES, Replays, replayed
 from nearfar.groups._groupings import AnchorSign, Grouping, Product, Reduction
 from nearfar.links import Link
-from nearfar.losses.arguments import check_relation
-from nearfar.losses.degenerate import Had
+from nearfar.losses.arguments import Had, check_relation
 from nearfar.losses.explanation import Explanation, explain, unexplained
-from nearfar.losses.factors import CachedProduct, Engine, Factors, Members, Pairs, Sets
+from nearfar.losses.factors import CachedProduct, Engine, Factors, Members, Pairs, Sets, make_product
 from nearfar.miners import Miner
 from nearfar.relations.index_tuples import check_apart, check_indices
 from nearfar.relations.relation import Relation
@@ -273,7 +272,7 @@ class RobustLoss(Loss):
         kept = self._cached
         if kept is None:  # after a copy
             kept = self._cached = CachedProduct.of(self, None)
-        found = self._now(kept.make_again(self) if kept.learned else kept.product)
+        found = self._now(make_product(self, kept) if kept.learned else kept.product)
         similarity = called(found.similarity)
         return found if similarity is found.similarity else replace(found, similarity=similarity)
 
@@ -363,6 +362,8 @@ class RobustLoss(Loss):
         if had is None:
             self._say("it is empty")
             return
+        if relation.device.type == "cpu" and not _wants_both(product) and bool(had.had_positive.any()):
+            return  # most batches, in few steps
         teaches = _teaching(product, had).any()
         if relation.device.type == "cuda":
             self.heed()
@@ -387,11 +388,16 @@ class RobustLoss(Loss):
 
 def _teaching(product: Product, had: Had) -> Tensor:
     """Anchors [n] with the pairs that a loss needs, before mining."""
+    if _wants_both(product):
+        return had.had_positive & had.had_negative
+    return had.had_positive if product.groups.needs == "positive" else had.anchors
+
+
+def _wants_both(product: Product) -> bool:
+    """Whether an anchor must have both positive and negative pairs."""
     groups, link, miner = product.groups, product.link, product.miner
     linked = isinstance(groups, AnchorSign) and link is not None and link.both
-    if linked or groups.needs == "both" or (miner is not None and miner.both):
-        return had.had_positive & had.had_negative
-    return had.had_positive if groups.needs == "positive" else had.anchors
+    return linked or groups.needs == "both" or (miner is not None and miner.both)
 
 
 def _zero(call: Call) -> Tensor:

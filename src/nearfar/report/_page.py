@@ -4,8 +4,6 @@ The scores come from `nearfar.evaluate`. The data of the page's scripts is a JSO
 and the page's content security policy forbids other scripts and all connections.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterable, Sequence
@@ -32,8 +30,7 @@ from nearfar.report._maps import MOST_FOR_TSNE, Map, flat_map, without_tsne
 from nearfar.report._pictures import Pictures
 from nearfar.report._similarities import SIMILARITIES, Metric
 
-ROOM = 4_900_000
-"""Characters of a page of up to 200 queries at most; with more queries, more in proportion."""
+ROOM = 4_900_000  # characters of a page of up to 200 queries at most; with more queries, more in proportion
 SCRIPTS = ("theme.js", "page.js", "gallery.js", "map.js")
 
 
@@ -112,13 +109,12 @@ def build(
         check_whole("report", name, value)
     tell: Watch = watch or (lambda what, done, total: None)
     inputs = read_inputs(source, names=names, classes=classes, images=images, outside=outside, title=title)
-    evaluation = evaluate(
-        inputs.x, inputs.y, ks=ks, similarity=similarity, clustering=clustering, seed=seed, watch=watch
-    )
+    x, y = inputs.x, inputs.y
+    evaluation = evaluate(x, y, ks=ks, similarity=similarity, clustering=clustering, seed=seed, watch=watch)
     if current_group().rank:
         return ""
     with single_process():  # the ranks share the evaluation; only the first builds the page
-        x, y, worst = inputs.x, inputs.y, [row.label for row in evaluation.worst]
+        worst = [row.label for row in evaluation.worst]
         found = gallery(x, evaluation.per_query, worst, queries=queries, near=near, similarity=similarity, seed=seed)
         tell("laying out the map", 0, 0)
         layout = flat_map(x, y, worst, points=points, similarity=similarity, seed=seed)
@@ -254,18 +250,8 @@ def page_data(
 ) -> tuple[str, int]:
     """Collect the data of the page's scripts as JSON, with rows by number and classes as indices into one list.
 
-    Args:
-        inputs: the inputs of the report.
-        evaluation: defines which queries are lone.
-        found: the queries of the gallery.
-        layout: the points of the map.
-        table: the worst classes.
-        first: row -> its nearest other row, for each row on the map.
-        limit: characters that the data with its pictures may have.
-        watch: called as watch(what, done, total) during the work.
-
-    Returns:
-        The JSON text, and how many pictures could not be read.
+    `first` maps each row of the map to its nearest other row. The data with its pictures may have `limit` characters.
+    Returns the JSON text, and how many pictures could not be read.
     """
     labels = inputs.y.tolist()
     shown = layout.rows.tolist()

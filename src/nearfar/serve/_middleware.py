@@ -3,8 +3,6 @@
 Needs the extra `serve`.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Awaitable, Callable, MutableMapping
@@ -20,8 +18,7 @@ from prometheus_client import (
     generate_latest,
 )
 
-LOOPBACK = frozenset({"127.0.0.1", "localhost", "[::1]"})
-"""Names by which a machine calls itself."""
+LOOPBACK = frozenset({"127.0.0.1", "localhost", "[::1]"})  # names by which a machine calls itself
 HEADERS = ((b"x-content-type-options", b"nosniff"), (b"referrer-policy", b"no-referrer"), (b"x-frame-options", b"DENY"))
 
 Message = MutableMapping[str, Any]
@@ -34,11 +31,7 @@ TIMES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
 
 
 class Metrics:
-    """Requests by path and status, times of searches, and memory of one server, for Prometheus.
-
-    Args:
-        vectors: number of vectors in the index.
-    """
+    """Requests by path and status, times of searches, and memory of one server, for Prometheus."""
 
     media_type = CONTENT_TYPE_LATEST
 
@@ -66,10 +59,7 @@ class Metrics:
 class Guard:
     """ASGI middleware that checks the host, adds headers, counts answers and hides tracebacks.
 
-    Args:
-        app: the application.
-        metrics: where requests are counted.
-        hosts: allowed names in the header Host; None for any.
+    `hosts` are the names allowed in the header Host; None allows any.
     """
 
     def __init__(self, app: Application, metrics: Metrics, hosts: frozenset[str] | None) -> None:

@@ -3,8 +3,6 @@
 Every refusal is JSON {"error": "one sentence"} with a 4xx status. Pictures are asked for by row, never by path.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import math
@@ -226,9 +224,7 @@ async def _read_body(request: Request, limits: Limits) -> bytes:
     except TimeoutError:
         raise RefusedError(408, f"the body did not arrive within {limits.seconds:g} seconds.") from None
     if large:
-        raise RefusedError(
-            413, f"the body has more than {limits.body:,} bytes, which is the limit; send a smaller one."
-        )
+        raise RefusedError(413, f"the body has more than {limits.body:,} bytes, the limit; send a smaller one.")
     return b"".join(parts)
 
 

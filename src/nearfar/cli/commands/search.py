@@ -20,12 +20,8 @@ if TYPE_CHECKING:
     from nearfar.evaluation import DiskIndex, Index, Neighbors, Vectors
     from nearfar.serve import Answer
 
-__all__ = ["Images", "IndexPath", "Network", "index", "search"]
-
-SHOWN = 10
-"""Queries whose neighbors are printed."""
-JUDGED = 1000
-"""Maximum number of queries on which an index in one file is measured."""
+SHOWN = 10  # queries whose neighbors are printed
+JUDGED = 1000  # maximum number of queries on which an index in one file is measured
 
 IndexPath = Annotated[Path, typer.Argument(metavar="INDEX", help="File or folder made by `nearfar index`.")]
 Network = Annotated[

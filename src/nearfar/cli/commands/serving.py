@@ -15,10 +15,7 @@ from nearfar.cli.commands.search import Images, IndexPath, Network
 if TYPE_CHECKING:
     from nearfar.evaluation import DiskIndex, Index
 
-__all__ = ["serve"]
-
-PER_CLIENT = 64
-"""Maximum number of connections of one address, if addresses distinguish clients."""
+PER_CLIENT = 64  # maximum number of connections of one address, if addresses distinguish clients
 
 
 def serve(
