@@ -22,9 +22,9 @@ def inspect(
         str, typer.Argument(metavar="DATA|VECTORS", help="A folder, manifest, shards, vectors (.npz), or glyphs.")
     ],
     output: Annotated[Path, typer.Option("-o", "--output", help="HTML page to write.")] = Path("inspection.html"),
-    out: Annotated[
-        Path, typer.Option("--csv", help="CSV to write, for nearfar train --data.corrections.")
-    ] = Path("inspection.csv"),
+    out: Annotated[Path, typer.Option("--csv", help="CSV to write, for nearfar train --data.corrections.")] = Path(
+        "inspection.csv"
+    ),
     model: Annotated[
         Path | None,
         typer.Option(help="A run folder or a model's file, to embed pictures. Default: lite0 if it is installed."),
