@@ -331,7 +331,8 @@ class Strips(Tiles):
                 by_near[here, p] = torch.where(there > 0, there * pull * factor, 0.0).to(s.dtype)
                 g.addcmul_(slope, (there * factor).to(s.dtype)[:, None])
             if pulls is not None:
-                pulls.add(tile, s, self.weighed_(g, tile), 1.0)
+                s.scatter_(1, place[here], near)
+                pulls.add(tile, s, self.weighed_(g, tile).scatter_add_(1, place[here], -by_near[here]), 1.0)
         none = [torch.zeros_like(total) for _ in range(3)]
         gradients = [self.x.new_empty(0) for _ in range(3)] if pulls is None else pulls.found()
         return [total, size, seen, *none, by_near, *gradients]
