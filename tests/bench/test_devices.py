@@ -138,7 +138,7 @@ def test_a_lost_device_ends_the_run_and_keeps_the_row(monkeypatch):
     monkeypatch.setattr(study, "_alive", lambda device: next(answers))
     run = measure(small(engines=("dense", "tiled"), sizes=(32, 64)))
     assert next(run).rows == 32
-    with pytest.raises(DeviceLostError, match="go on with --resume"):
+    with pytest.raises(DeviceLostError, match="use --resume"):
         next(run)
 
 

@@ -37,7 +37,7 @@ BROUGHT = {
     "NaN": "rows hold NaN",
     "NaN explained": "rows hold NaN",
     "list": "came as list",
-    "few ids": "one of each row, but came as [5]",
+    "few ids": "one per row, but came as [5]",
 }
 ON_ALL = {
     "indices": "an index tuple knows the rows of one rank only",

@@ -324,7 +324,7 @@ def test_relations_that_do_not_fit(row):
         ValueError, match=rf"{row.name}: the Relation is 10 x 10, but the embeddings are 10 x 10 with its own"
     ):
         call(row, labels=nf.Relation.from_labels(y, y))
-    with pytest.raises(ValueError, match=rf"{row.name}: a Relation already holds ref_labels, ids and ref_ids"):
+    with pytest.raises(ValueError, match=rf"{row.name}: a Relation already has ref_labels, ids and ref_ids"):
         call(row, labels=nf.Relation.from_labels(y, y), ref_emb=e, ref_labels=y)
 
 

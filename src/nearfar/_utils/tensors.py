@@ -5,10 +5,6 @@ Sets, groups, links, miners and engines share these few lines, so that an empty 
 everywhere.
 """
 
-from __future__ import annotations
-
-import math
-
 import torch
 from torch import Tensor, nn
 
@@ -43,7 +39,8 @@ def check_embeddings(owner: str, name: str, x: Tensor, *, finite: bool = True) -
 
 
 def _check_finite(owner: str, name: str, x: Tensor) -> None:
-    if math.isfinite(float(x.detach().sum())):
+    whole = x.detach().sum()
+    if bool(whole - whole == 0):
         return  # no NaN or infinity vanishes in a sum; a sum that overflows is examined further
     # in parts, because one mask would take a quarter of the embeddings' memory, and temporaries more
     finite = torch.cat([torch.isfinite(rows).all(dim=1) for rows in torch.split(x.detach(), 8192)])
@@ -160,13 +157,17 @@ def weighted(x: Tensor, w: Tensor) -> Tensor:
 
 def over(x: Tensor, amount: Tensor) -> Tensor:
     """The quotient x / amount, or 0 if the amount is 0, which defines the value of an empty group."""
-    empty = amount == 0
-    return (x / amount.masked_fill(empty, 1)).masked_fill(empty, 0)
+    return x / (amount + (amount == 0))
 
 
 def hidden(l: Tensor, w: Tensor, fill: float = -torch.inf) -> Tensor:
     """Replace the losses of absent members by `fill`."""
-    return torch.where(w if w.dtype == torch.bool else w > 0, l, fill)
+    return torch.where(mask_of(w), l, fill)
+
+
+def mask_of(w: Tensor) -> Tensor:
+    """Which members of a measure are present."""
+    return w if w.dtype == torch.bool else w > 0
 
 
 def log_of(size: Tensor) -> Tensor:

@@ -1,7 +1,5 @@
 """Losses of the softmax family: NT-Xent, SupCon, circle, N-pair, tuplet margin, neighborhood components."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch
@@ -9,10 +7,9 @@ from torch import Tensor
 
 from nearfar._utils.settings import Number, Positive, ZeroOrMore
 from nearfar.groups._groupings import Reduction
-from nearfar.links import Add, PerPositive, ShareLink, SoftplusLink
-from nearfar.losses.composed import Composed
-from nearfar.losses.factors import Factors
-from nearfar.losses.recipe import Recipe
+from nearfar.links import Add, ShareLink, SoftplusLink
+from nearfar.losses.factors import Factors, softmax_factors
+from nearfar.losses.recipe import Composed, Recipe
 from nearfar.losses.robust import Call
 from nearfar.pairs import AngularMargin, CircleScore, Identity, Linear
 from nearfar.relations.relation import Relation
@@ -46,12 +43,7 @@ class NTXent(Recipe):
     reduction: Reduction = "mean"
 
     def factors(self) -> Factors:  # noqa: D102
-        return Factors(
-            pair=Linear(scale=1 / self.temperature),
-            over=(Mean(), KL(1.0, normalized=False)),
-            groups="anchor_sign",
-            link=PerPositive(),
-        )
+        return softmax_factors(Linear(scale=1 / self.temperature))
 
 
 class SupCon(Recipe):
@@ -82,13 +74,8 @@ class SupCon(Recipe):
     reduction: Reduction = "nonzero"
 
     def factors(self) -> Factors:  # noqa: D102
-        return Factors(
-            pair=(Linear(scale=1 / self.temperature), Identity(1 / self.temperature)),
-            over=(Mean(), KL(1.0, normalized=False)),
-            groups="anchor_sign",
-            link=Add(both=True),
-            members="all",
-        )
+        pair, over = (Linear(scale=1 / self.temperature), Identity(1 / self.temperature)), KL(1.0, normalized=False)
+        return Factors(pair=pair, over=(Mean(), over), groups="anchor_sign", link=Add(both=True), members="all")
 
 
 class Circle(Recipe):
@@ -122,12 +109,8 @@ class Circle(Recipe):
     reduction: Reduction = "nonzero"
 
     def factors(self) -> Factors:  # noqa: D102
-        return Factors(
-            pair=CircleScore(self.margin, self.scale),
-            over=KL(1.0, normalized=False),
-            groups="anchor_sign",
-            link=SoftplusLink(),
-        )
+        pair = CircleScore(self.margin, self.scale)
+        return Factors(pair=pair, over=KL(1.0, normalized=False), groups="anchor_sign", link=SoftplusLink())
 
 
 class NCA(Recipe):
@@ -158,9 +141,8 @@ class NCA(Recipe):
     usual = {"similarity": NegSquaredEuclidean}
 
     def factors(self) -> Factors:  # noqa: D102
-        return Factors(
-            pair=Identity(self.scale), over=KL(1.0, normalized=False), groups="anchor_sign", link=ShareLink()
-        )
+        pair = Identity(self.scale)
+        return Factors(pair=pair, over=KL(1.0, normalized=False), groups="anchor_sign", link=ShareLink())
 
 
 class TupletMargin(Recipe):
@@ -191,12 +173,7 @@ class TupletMargin(Recipe):
     reduction: Reduction = "mean"
 
     def factors(self) -> Factors:  # noqa: D102
-        return Factors(
-            pair=AngularMargin(-self.margin, self.scale),
-            over=(Mean(), KL(1.0, normalized=False)),
-            groups="anchor_sign",
-            link=PerPositive(),
-        )
+        return softmax_factors(AngularMargin(-self.margin, self.scale))
 
 
 class NPair(Composed):
@@ -227,9 +204,7 @@ class NPair(Composed):
     anchors = "others"
 
     def factors(self) -> Factors:  # noqa: D102
-        return Factors(
-            pair=Linear(), over=(Mean(), KL(1.0, normalized=False)), groups="anchor_sign", link=PerPositive()
-        )
+        return softmax_factors(Linear())
 
     def _inner(self, call: Call) -> Call:
         labels = call.labels
