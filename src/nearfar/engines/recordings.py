@@ -84,13 +84,16 @@ def replayed(loss: Any, core: Any, call: Any) -> Tensor | None:
     device = call.embeddings.device
     if not all(x is None or (type(x) in TENSORS and x.device == device) for x in given) or watched():
         return None
-    large = _large(loss, core, call, product)
-    told = None if large is None else settings(loss, product.parts, device)
+    told = settings(loss, product.parts, device)
     if told is None:
+        return None
+    key = (told, *call_key(given))
+    large = loss._replays.remembered(key, lambda: _large(loss, core, call, product))
+    if large is None:
         return None
     # the number of positives per row determines tensor sizes, so it is read before recording
     width = widest(call.labels, call.labels if call.ref_labels is None else call.ref_labels) if large else None
-    key = (told, width, *call_key(given))
+    key = (*key, width)
     low = torch.promote_types(call.embeddings.dtype, call.reference.dtype)
     kind, owner = type(call), call.owner  # not the call itself: a recording must not keep the network's activations
 
@@ -167,17 +170,22 @@ class Replays:
     def __init__(self) -> None:
         self._known: OrderedDict[Hashable, float | Recording] = OrderedDict()
         self._lock = threading.Lock()
-        self._numbers: dict[Hashable, int] = {}
+        self._made: dict[Hashable, Any] = {}
         self.seen: Seen | None = None
         """The settings at the last call."""
 
     def number(self, told: Hashable) -> int:
         """A number for these settings, which is faster to look up than they are."""
-        if told not in self._numbers:
-            if len(self._numbers) >= MOST:
-                self._numbers.clear()
-            self._numbers[told] = next(NUMBERS)
-        return self._numbers[told]
+        found: int = self.remembered(told, lambda: next(NUMBERS))
+        return found
+
+    def remembered(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """What `make` gave at the first call with this key."""
+        if key not in self._made:
+            if len(self._made) >= 8 * MOST:
+                self._made.clear()
+            self._made[key] = make()
+        return self._made[key]
 
     def __deepcopy__(self, memo: Any) -> Replays:
         return Replays()
@@ -374,15 +382,12 @@ def settings(loss: nn.Module, parts: Sequence[Part | None], device: torch.device
     None if it cannot be recorded: a custom class, a hook, an attribute that may change unnoticed, or a parameter that
     is sharded, otherwise special, or on another device.
     """
-    learned, kept = list(loss.parameters()), loss._replays
-    if any(type(x) is not nn.Parameter or x.device != device for x in learned):
+    kept, seen = loss._replays, loss._replays.seen
+    if seen is None or not seen.holds(parts):
+        seen = kept.seen = _look(loss, parts)
+    if seen.told is None or any(x.device != device for x in seen.learned):
         return None
-    if kept.seen is None or not kept.seen.holds(parts):
-        kept.seen = _look(loss, parts)
-    if kept.seen.told is None:
-        return None
-    every = (*learned, *loss.buffers())
-    return kept.number(kept.seen.told), *((x.data_ptr(), x.dtype, x.shape, x.requires_grad) for x in every)
+    return kept.number(seen.told), *((x.data_ptr(), x.dtype, x.shape, x.requires_grad) for x in seen.held)
 
 
 @dataclass(frozen=True, eq=False)
@@ -393,12 +398,16 @@ class Seen:
         parts: the parts.
         read: the dictionaries of attributes, parameters, submodules and hooks.
         values: the objects in them.
+        learned: the parameters.
+        held: the parameters and buffers.
         told: the plain attributes; None if the loss cannot be recorded.
     """
 
     parts: tuple[Part | None, ...]
     read: list[dict[str, Any]]
     values: list[Any]
+    learned: list[nn.Parameter]
+    held: list[Tensor]
     told: tuple[Any, ...] | None
 
     def holds(self, parts: Sequence[Part | None]) -> bool:
@@ -418,7 +427,9 @@ def _look(loss: nn.Module, parts: Sequence[Part | None]) -> Seen:
     values = list(chain.from_iterable(map(dict.values, read)))
     if list in map(type, values):  # may change in place
         values.append(None)
-    return Seen(tuple(parts), read, values, tuple(told) if plain else None)
+    learned = list(loss.parameters())
+    plain = plain and all(type(x) is nn.Parameter for x in learned)
+    return Seen(tuple(parts), read, values, learned, [*learned, *loss.buffers()], tuple(told) if plain else None)
 
 
 def _ours(kind: Any) -> bool:

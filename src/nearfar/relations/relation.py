@@ -329,7 +329,8 @@ class _Labels(Relation):
         return _Labels(rows(self._row), None if self.square else cols(self._col), self._ignore, given)
 
     def one_a_class(self) -> Relation:
-        anchors, positive = first_of_each(self._row, self._col, self._ignore, self._is_itself)
+        theirs = None if self.square else self._col
+        anchors, positive = first_of_each(self._row, theirs, self._ignore, self._is_itself)
         # constructed anew, because `torch.compile` of torch 2.11 cannot trace `copy`
         seen = _Labels(self._row, None if self.square else self._col, self._ignore, self._given)
         seen._projection = self._projection
