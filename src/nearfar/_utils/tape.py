@@ -6,7 +6,7 @@ list without
 
     operators whose results are not used, or equal the results of an earlier one
     operators that give back what they take: views of a whole tensor in its own shape, sums with 0, products with 1,
-    two changes of sign, a mask applied twice; and expansions to the shape of another argument
+    two changes of sign; masks under the same mask, and expansions to the shape of another argument
     operators that depend on shapes alone, whose results are kept
 
 A number that the function read from a tensor may have decided what it did next. A later call reads it too, and stops
@@ -233,7 +233,10 @@ def _simplify(recorder: _Recorder) -> tuple[list[_Step], dict[str, Tensor], dict
 
 
 def _narrow(step: _Step, made: dict[str, _Step], values: dict[str, Tensor]) -> _Step:
-    """The operator on tensors as they were before they were expanded, if its result has the same shape."""
+    """The operator on tensors as they were before they were expanded, or masked alike, if its result is the same."""
+    inner = made.get(step.uses[1]) if step.name == "where" and isinstance(step.args[1], _Name) else None
+    if inner is not None and inner.name == "where" and inner.args[0] == step.args[0] != inner.args[1]:
+        step = replace(step, args=(step.args[0], inner.args[1], *step.args[2:]))
     before = {name: made[name].args[0].text for name in step.uses if name in made and made[name].name == "expand"}
     if not before or step.name not in WIDE:
         return step
@@ -243,13 +246,9 @@ def _narrow(step: _Step, made: dict[str, _Step], values: dict[str, Tensor]) -> _
 
 def _given_back(step: _Step, made: dict[str, _Step], held: dict[str, Tensor]) -> str | None:
     """The name of the tensor that the operator gives back as it is, or None."""
-    place = {"neg": 0, "where": 1}.get(step.name)
-    old = None if place is None else made.get(step.uses[place])
-    if old is not None and old.name == step.name:
-        if step.name == "neg":
-            return old.uses[0]
-        if (step.args[0], step.args[2]) == (old.args[0], old.args[2]):
-            return step.uses[1]
+    old = made.get(step.uses[0]) if step.name == "neg" else None
+    if old is not None and old.name == "neg":
+        return old.uses[0]
     return step.args[0].text if _is_neutral(step, held) else None
 
 
