@@ -153,9 +153,10 @@ class Hinge(PairLoss, swift=True):
         return self.start if self.offset is None else self.start + self.offset
 
     def _excess(self, s: Tensor, sign: int) -> Tensor:
+        if self.offset is None:
+            return s * -sign + (self.margin + sign * self.start)
         # subtract the start first: a float32 offset must not round it under float64 scores
-        above = self.start - s
-        return self.margin + sign * (above if self.offset is None else above + self.offset)
+        return self.margin + sign * (self.start - s + self.offset)
 
     def forward(self, s: Tensor, sign: int) -> Tensor:  # noqa: D102
         return smooth_hinge(self._excess(s, sign), self.smooth)

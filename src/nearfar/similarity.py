@@ -364,7 +364,7 @@ class NegSquaredEuclidean(Similarity, swift=True):
     form = "squared"
 
     def finish(self, dot: Tensor, rows: Tensor, cols: Tensor) -> Tensor:  # noqa: D102
-        return 2 * dot - rows - cols
+        return 2 * dot - (rows + cols)
 
     def of_squares(self, square: Tensor) -> Tensor:  # noqa: D102
         return -square
