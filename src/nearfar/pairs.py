@@ -77,6 +77,15 @@ class PairForm:
         return self.scale * _raised(torch.relu(z), self.power)
 
 
+def are_opposite(positive: PairForm | None, negative: PairForm | None) -> bool:
+    """Whether the losses are linear, and l(s, +1) = -l(s, -1) for every score: both are the same logit."""
+    if positive is None or negative is None or not positive.shape == negative.shape == "line":
+        return False
+    lines = [(x.scale * x.a, x.scale * x.b) for x in (positive, negative)]
+    plain = positive.offset is negative.offset is None and all(isinstance(x, float | int) for x in sum(lines, ()))
+    return plain and lines[0] == (-lines[1][0], -lines[1][1])
+
+
 def _form(shape: str, *numbers: Any, **more: Any) -> PairForm:
     """A form whose numbers may still be learned; engines/learned.py replaces these."""
     return PairForm(shape, *numbers, **more)  # type: ignore[arg-type]

@@ -21,7 +21,7 @@ from nearfar.links import Add, PerPositive
 from nearfar.losses.composed import Composed
 from nearfar.losses.factors import Factors, Pairs
 from nearfar.losses.robust import Call
-from nearfar.pairs import AngularMargin, Linear, PairForm
+from nearfar.pairs import AngularMargin, Linear, are_opposite
 from nearfar.relations.relation import Relation
 from nearfar.sets import KL, Mean
 from nearfar.similarity import NegSquaredEuclidean
@@ -110,22 +110,13 @@ class ClassSoftmax(Proxies, ABC):
         rows = distance_rows(product.similarity, relation, raw, product.similarity.prepared(*raw), look=True)
         scores = product.similarity.scores(*rows).to(raw[0].dtype)
         logits = product.negative(scores, -1)
-        if not _opposite(product.positive.form(+1), product.negative.form(-1)):
+        if not are_opposite(product.positive.form(+1), product.negative.form(-1)):
             logits = logits.scatter(1, own[:, None], -product.positive(scores.gather(1, own[:, None]), +1))
         return cross_entropy(logits, own)
 
     def _of_all(self) -> bool:
         """Whether the own class is in the denominator."""
         return True
-
-
-def _opposite(positive: PairForm | None, negative: PairForm | None) -> bool:
-    """Whether l(s, +1) = -l(s, -1) for every score: the own class needs no logit of its own."""
-    if positive is None or negative is None or not positive.shape == negative.shape == "line":
-        return False
-    lines = [(x.scale * x.a, x.scale * x.b) for x in (positive, negative)]
-    plain = all(isinstance(x, float | int) for line in lines for x in line) and negative.offset is positive.offset is None
-    return plain and lines[0] == (-lines[1][0], -lines[1][1])
 
 
 class ProxyNCA(ClassSoftmax):
