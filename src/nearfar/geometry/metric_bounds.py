@@ -42,7 +42,7 @@ def isometric_bound(
 
     with D the diameter of a class, and μ its distance to the nearest row of another class; only classes of two rows or
     more count. Proved, with H/2 ≤ d_iso ≤ 2H/3 for α = 0, both tight. For a ladder the value is that of a linear
-    program (up to 60 rows), at most (R - 1)·H for nested labels of R rungs.
+    program (up to 60 rows), at most H if labels are nested.
 
     Args:
         embeddings: [N, n].
