@@ -57,7 +57,7 @@ class _Unit(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         tiny = torch.finfo(x.dtype).tiny
-        top = torch.linalg.vector_norm(x, math.inf, dim=1, keepdim=True).clamp_min_(tiny)
+        top = x.abs().amax(dim=1, keepdim=True).clamp_min_(tiny)  # torch's norm of order inf is ten times slower
         scaled = x / top
         norm = torch.linalg.vector_norm(scaled, dim=1, keepdim=True)
         least = norm.clamp_min(tiny)

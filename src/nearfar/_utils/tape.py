@@ -202,11 +202,12 @@ def _simplify(recorder: _Recorder) -> tuple[list[_Step], dict[str, Tensor], dict
     for step in (step.renamed(same) for step in recorder.steps):
         if any(_memory(values[name]) in recorder.written for name in (*step.uses, *step.found)):
             steps.append(step)
-        elif constant.issuperset(step.uses) or step.call._schema.name.removeprefix("aten::") in BY_SHAPE:
-            constant.update(step.found)
-            held |= {name: values[name] for name in step.found}
         elif step.found and step.key in seen:
             same |= dict(zip(step.found, seen[step.key], strict=True))
+        elif constant.issuperset(step.uses) or step.call._schema.name.removeprefix("aten::") in BY_SHAPE:
+            seen[step.key] = step.found
+            constant.update(step.found)
+            held |= {name: values[name] for name in step.found}
         elif _is_neutral(step, values, held):
             same[step.found[0]] = step.args[0].text
         elif not step.found or not set(step.found) <= set(step.uses):

@@ -20,7 +20,7 @@ from nearfar.sets.entropic import LOWEST
 __all__ = ["Strips"]
 
 KEPT = 2**22
-"""Maximum number of pairs whose weights are kept for the gradient: 16 MB of float32; more would not pay."""
+"""Maximum number of pairs whose scores or weights are kept between sweeps: 16 MB of float32; more would not pay."""
 BLOCK = 16
 """Entries of a block; to find the largest entries, block maxima are compared first."""
 SAMPLED = 8
@@ -43,6 +43,7 @@ class Strips(Tiles):
         if self.score is not None:
             return self._triplets()
         spec = self.spec
+        self.stored = self.more[0] if self.more else None
         sums = self.x.new_zeros(6, self.n, dtype=torch.float64)
         sums[LEVEL].fill_(math.inf if spec.sums == MOMENTS else spec.level)
         pulls = TileGradients(self) if spec.whole else None
@@ -75,7 +76,8 @@ class Strips(Tiles):
     def weigh(self) -> tuple[Tensor, Tensor, Tensor]:
         """Gradients of rows, columns and offset, from dF/dt [n] and the level and norm of the weights."""
         spec, pulls, place = self.spec, TileGradients(self), 0
-        *_, level, norm, kept, pull = self.more
+        *stored, level, norm, kept, pull = self.more
+        self.stored = stored[0] if stored else None
         coef = (over(pull.double(), norm) if spec.sums in (AROUND, BELOW_TOP) else pull).to(self.x.dtype)
         for tile in self.tiles():
             if len(kept):
@@ -229,7 +231,12 @@ class Strips(Tiles):
         return mine, theirs
 
     def hardest(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The largest loss of each row (-inf without members), its column, and the number of members tied at it."""
+        """The largest loss of each row (-inf without members), its column, and the number of members tied at it.
+
+        With `whole` only the largest loss; the second output is then the scores of all tiles, if they are to be stored.
+        """
+        if self.spec.keep and self.n * self.m <= KEPT:
+            self.stored, self.stores = self.x.new_empty(self.n * self.m), True
         best = self.x.new_full((self.n,), -math.inf)
         place, ties = (torch.zeros(self.n, dtype=torch.int64, device=best.device) for _ in range(2))
         for tile in self.tiles():
@@ -244,7 +251,7 @@ class Strips(Tiles):
                     row = hit + rows.start
                     place[row], ties[row] = found.to(torch.uint8).argmax(dim=1) + cols.start, found.sum(dim=1)
                 best[rows] = torch.maximum(before, top)
-        return best, place, ties
+        return best, place if self.stored is None else self.stored, ties
 
     def candidates(self, count: int) -> Tensor:
         """Positions row·m + col of all losses that reach a level reached by at least `count` of them (or by all)."""

@@ -193,7 +193,7 @@ def _cheap_bounds(task: _Task, hard: float) -> Separation:
         best = (cost, g) if best is None or cost < best[0] else best
     assert best is not None  # noqa: S101 - one of the two branches ran
     bound = hard / 2
-    if y.ndim == 1 and len(x) <= SHRUNK:
+    if len(x) <= (SHRUNK if y.ndim == 1 else SOLVED):
         bound = max(bound, isometric_bound(x, y, margin=task.margin, metric=task.metric))
     return Separation(min(SHARE[task.kind] * bound, best[0]), best[0], best[1], hard)
 
