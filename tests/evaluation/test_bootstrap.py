@@ -171,7 +171,9 @@ def test_weights_count_as_copies():
     copies, groups = np.repeat(values, counts, axis=0), np.repeat(np.arange(30), counts)
     ours = resampled_means(values, np.arange(30), counts=counts.astype(float), resamples=50)
     assert ours == pytest.approx(resampled_means(copies, groups, resamples=50))
-    even, heavy = (intervals(values, np.arange(30), counts=w)[0] for w in (np.ones(30), np.r_[np.full(3, 50.0), np.ones(27)]))
+    even, heavy = (
+        intervals(values, np.arange(30), counts=w)[0] for w in (np.ones(30), np.r_[np.full(3, 50.0), np.ones(27)])
+    )
     assert even == pytest.approx(intervals(values, np.arange(30))[0])
     assert heavy.high - heavy.low > 1.5 * (even.high - even.low)
     assert heavy.value == pytest.approx(np.average(values[:, 0], weights=np.r_[np.full(3, 50.0), np.ones(27)]))
