@@ -148,8 +148,10 @@ class Loss(Settings, ABC):
     def _judged(self, call: Call) -> Tensor:
         """Validate the embeddings, then compute the value without autocast."""
         tensors.check_embeddings(self.owner, "embeddings", call.embeddings)
-        with torch.autocast(device_type=call.embeddings.device.type, enabled=False):
-            recorded = call.embeddings.device.type in DEVICES and not torch.compiler.is_compiling()
+        device = call.embeddings.device.type
+        cast = torch.compiler.is_compiling() or torch.is_autocast_enabled(device)
+        with torch.autocast(device_type=device, enabled=False) if cast else nullcontext():
+            recorded = device in DEVICES and not torch.compiler.is_compiling()
             core = self._core() if recorded else None
             if core is not None and (value := replayed(self, core, call)) is not None:
                 return value
