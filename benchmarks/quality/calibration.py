@@ -29,6 +29,7 @@ from nearfar.evaluation import _probability, _thresholds
 from nearfar.evaluation._trials import NEGATIVE, POSITIVE, Trials, answers_of_queries, pairs_of_rows, searched
 
 RESULTS = Path(__file__).parents[1] / "results" / "calibration.json"
+PAGE, MARKS = RESULTS.parents[1] / "RESULTS-decisions.md", ("<!-- thresholds -->\n", "<!-- end of thresholds -->\n")
 PICTURE = RESULTS.parents[2] / "docs" / "images" / "calibration.png"
 FARS = (1e-2, 1e-3)
 PER_QUERY = 0.05
@@ -348,8 +349,32 @@ def main():
         record["probability"][name] = probabilities(x, y)
         print(record["searches"][-1], record["probability"][name], flush=True)
         write_text(RESULTS, as_json(record))
+    publish(record)
+
+
+def publish(record):
+    """Write the tables, the block of RESULTS-decisions.md and the picture from the record."""
     write_text(RESULTS.with_suffix(".md"), tables(record))
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition(MARKS[0])
+    write_text(PAGE, before + MARKS[0] + block(record) + MARKS[1] + rest.partition(MARKS[1])[2])
     draw(record)
+
+
+def block(record):
+    """The table of RESULTS-decisions.md: how often each method exceeds the wish, and what the guarantee costs."""
+    found = {(row["data"], row["far"], row["method"]): row for row in record["results"]}
+    names = list(dict.fromkeys((data, far) for data, far, _ in found))
+    rows = []
+    for data, far in names:
+        each = [found[data, far, method] for method in METHODS]
+        sure = each[-1]
+        rows.append([data, str(sure["classes"]), f"{far:g}", *(f"{100 * row['exceeds']:.1f}" for row in each),
+                     f"{100 * sure['ends'][0]:.1f} to {100 * sure['ends'][1]:.1f}", f"{sure['median']:.2f}",
+                     f"{100 * each[0]['tar']:.1f}", f"{100 * sure['tar']:.1f}", f"{100 * sure['none']:.0f}"
+                     ])  # fmt: skip
+    head = ["data", "classes", "wish", *METHODS, "95% interval", "median rate / wish", "TAR, point", "TAR, guaranteed",
+            "no guarantee"]  # fmt: skip
+    return markdown(head, rows) + "\n"
 
 
 def tables(record):

@@ -206,6 +206,22 @@ def test_the_guarantee_holds_on_a_known_population():
     assert 0.3 < (point > 1).mean() < 0.7
 
 
+def test_what_a_smaller_rate_guarantees_a_larger_one_does_too():
+    """Half of the accepted pairs are of two classes alone, so that nothing is known about the larger rate by itself."""
+    rng, n = np.random.default_rng(0), 4000
+    first = rng.integers(60, size=n)
+    classes = np.stack([first, (first + rng.integers(1, 60, n)) % 60], axis=1)
+    scores = np.linspace(0.8, -1, n)
+    classes[40:80] = 0, 1
+    negative = [(s, a, b) for s, (a, b) in zip(scores.tolist(), classes.tolist(), strict=True)]
+    found, less = (
+        nf.evaluate_pairs([0.9, *scores], [1, *[0] * n], [(0, 0), *classes.tolist()], far) for far in (0.02, 0.01)
+    )
+    assert found.effective < 4.5 < less.effective
+    assert found.guaranteed <= less.guaranteed < math.inf
+    assert found.guaranteed == pytest.approx(slow_guarantee(negative, count_touched(negative), 0.02, 0.95), abs=1e-6)
+
+
 def test_pairs_of_one_class_are_worth_fewer():
     """Copies of each sample make more pairs, and no more independent ones."""
     x, y = problem()
