@@ -26,9 +26,10 @@ from nearfar._utils.figure import figure_file
 from nearfar._utils.files import write_text
 from nearfar._utils.tables import as_json, markdown
 from nearfar.evaluation import _probability, _thresholds
-from nearfar.evaluation._trials import NEGATIVE, POSITIVE, Trials, answers_of_queries, pairs_of_rows
+from nearfar.evaluation._trials import NEGATIVE, POSITIVE, Trials, answers_of_queries, pairs_of_rows, searched
 
 RESULTS = Path(__file__).parents[1] / "results" / "calibration.json"
+PAGE, MARKS = RESULTS.parents[1] / "RESULTS-decisions.md", ("<!-- thresholds -->\n", "<!-- end of thresholds -->\n")
 PICTURE = RESULTS.parents[2] / "docs" / "images" / "calibration.png"
 FARS = (1e-2, 1e-3)
 PER_QUERY = 0.05
@@ -127,6 +128,7 @@ class Halves:
             self.all.bins,
             -1.0,
             1.0,
+            False,
             self.all.accepted,
         )
 
@@ -208,18 +210,47 @@ def exceeded(beyond):
     return {"exceeds": k / n, "ends": [float(low), float(high)]}
 
 
+class Searches:
+    """The best answer of each class for each row, so that searches of some classes need no new scores."""
+
+    def __init__(self, x, y):
+        self.y = torch.unique(y, return_inverse=True)[1].numpy()
+        unit, classes = torch.nn.functional.normalize(x), int(self.y.max()) + 1
+        self.best = np.empty((len(x), classes), dtype=np.float32)
+        for start in range(0, len(x), 1000):
+            scores = unit[start : start + 1000] @ unit.T
+            scores[:, start : start + 1000].fill_diagonal_(-torch.inf)
+            found = torch.full((len(scores), classes), -torch.inf)
+            place = torch.from_numpy(self.y).expand(len(scores), -1)
+            self.best[start : start + 1000] = found.scatter_reduce_(1, place, scores, "amax").numpy()
+
+    def take(self, chosen):
+        """The `Trials` of some classes, as `calibrate` collects them."""
+        rows = np.flatnonzero(np.isin(self.y, chosen))
+        best, label = self.best[np.ix_(rows, chosen)].astype(float), np.argsort(chosen)
+        label = label[np.searchsorted(np.sort(chosen), self.y[rows])]
+        right = best[np.arange(len(rows)), label].copy()
+        best[np.arange(len(rows)), label] = -np.inf
+        sizes = np.bincount(label, minlength=len(chosen)).astype(float)
+        return searched(best.max(axis=1), right, label, best.argmax(axis=1), sizes, sizes)
+
+
 def searches(name, x, y, halves):
     """The same for searches: queries whose class is not in the gallery, at a rate of `PER_QUERY`."""
-    y, rng, found = torch.unique(y, return_inverse=True)[1], np.random.default_rng(0), []
-    classes = int(y.max()) + 1
-    for _ in range(halves):
+    data, rng, found = Searches(x, y), np.random.default_rng(0), []
+    classes = int(data.y.max()) + 1
+    for number in range(halves):
         sides = np.split(rng.permutation(classes)[: classes // 2 * 2], 2)
-        keep = [torch.isin(y, torch.from_numpy(side)) for side in sides]
-        ours, theirs = (answers_of_queries(x[rows], y[rows], None, None, "cosine") for rows in keep)
+        ours, theirs = map(data.take, sides)
         cuts = _thresholds._cut(ours, PER_QUERY), _thresholds.guarantee(ours, PER_QUERY, 0.95)
         accepted, pairs = theirs.accepted(np.array(cuts))
         false = [float((theirs.top > cut).mean()) for cut in cuts]
         found.append((*false, *(accepted.sum(axis=0) / pairs.sum())))
+        if number == 0:
+            rows = torch.from_numpy(np.isin(data.y, sides[0]))
+            same = answers_of_queries(x[rows], y[rows], None, None, "cosine")
+            if np.abs(same.top - ours.top).max() > 1e-5 or abs(_thresholds._cut(same, PER_QUERY) - cuts[0]) > 1e-5:
+                raise ValueError("calibrate finds other answers")
     point, sure, tar, sure_tar = np.array(found).T
     row = {"data": name, "classes": classes // 2, "far": PER_QUERY, "point exceeds": float((point > PER_QUERY).mean())}
     row |= {**exceeded(sure > PER_QUERY), "median": float(np.median(sure) / PER_QUERY)}
@@ -318,8 +349,32 @@ def main():
         record["probability"][name] = probabilities(x, y)
         print(record["searches"][-1], record["probability"][name], flush=True)
         write_text(RESULTS, as_json(record))
+    publish(record)
+
+
+def publish(record):
+    """Write the tables, the block of RESULTS-decisions.md and the picture from the record."""
     write_text(RESULTS.with_suffix(".md"), tables(record))
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition(MARKS[0])
+    write_text(PAGE, before + MARKS[0] + block(record) + MARKS[1] + rest.partition(MARKS[1])[2])
     draw(record)
+
+
+def block(record):
+    """The table of RESULTS-decisions.md: how often each method exceeds the wish, and what the guarantee costs."""
+    found = {(row["data"], row["far"], row["method"]): row for row in record["results"]}
+    names = list(dict.fromkeys((data, far) for data, far, _ in found))
+    rows = []
+    for data, far in names:
+        each = [found[data, far, method] for method in METHODS]
+        sure = each[-1]
+        rows.append([data, str(sure["classes"]), f"{far:g}", *(f"{100 * row['exceeds']:.1f}" for row in each),
+                     f"{100 * sure['ends'][0]:.1f} to {100 * sure['ends'][1]:.1f}", f"{sure['median']:.2f}",
+                     f"{100 * each[0]['tar']:.1f}", f"{100 * sure['tar']:.1f}", f"{100 * sure['none']:.0f}"
+                     ])  # fmt: skip
+    head = ["data", "classes", "wish", *METHODS, "95% interval", "median rate / wish", "TAR, point", "TAR, guaranteed",
+            "no guarantee"]  # fmt: skip
+    return markdown(head, rows) + "\n"
 
 
 def tables(record):

@@ -416,5 +416,5 @@ def test_bad_tables_and_folders(folder, tmp_path):
     (tmp_path / "none").mkdir()
     with pytest.raises(FileNotFoundError, match=r"none holds no .tar files"):
         open_data("shards", tmp_path / "none")
-    with pytest.raises(ValueError, match=r"^open_data: labels is for shards and hf, but came as 'cls' for 'folder'"):
+    with pytest.raises(ValueError, match=r"^open_data: labels is for shards and hf, but 'cls' came for 'folder'"):
         open_data("folder", tmp_path, labels="cls")

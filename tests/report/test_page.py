@@ -273,7 +273,7 @@ def test_nan_rows_are_named():
         ({"queries": 0}, "queries must be a whole number"),
         ({"similarity": "cosin"}, "did you mean 'cosine'"),
         ({"names": ["a"]}, "names must have one entry per row"),
-        ({"classes": ["a", "b"]}, "classes must name each of the 12 labels"),
+        ({"classes": ["a", "b"]}, "classes must name each of the 12 classes"),
         ({"images": [None]}, "images must have one entry per row"),
         ({"images": np.zeros((96, 4, 4))}, "a picture must be uint8"),
     ],

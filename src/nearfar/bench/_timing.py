@@ -31,8 +31,8 @@ class Patience:
 
     Args:
         rounds: the most rounds; one more round before them is discarded as warm-up.
-        seconds: begin no round after this; a first round as long as this counts, since warm-up is negligible in it. A
-            single step as long as this is not repeated if it was already run to measure its memory.
+        seconds: no round begins after this time. A first round that takes as long counts, since warm-up is negligible
+            in it. A single step that takes as long is not repeated if it was already run to measure its memory.
     """
 
     rounds: int = 9

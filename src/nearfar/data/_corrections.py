@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -47,7 +48,8 @@ def correct(data: DataSet, path: Path) -> DataSet:
         if ACTIONS.index(mark[0]) > ACTIONS.index(before[0]):
             marks[place] = mark
     everywhere = {name for samples in sides.values() for name in samples.classes}
-    return replace(data, **{side: _apply(path, side, samples, marks, everywhere) for side, samples in sides.items()})
+    changed: dict[str, Any] = {side: _apply(path, side, samples, marks, everywhere) for side, samples in sides.items()}
+    return replace(data, **changed)
 
 
 def _read(where: str, row: dict[str, str], places: dict[str, list[Place]]) -> Place:

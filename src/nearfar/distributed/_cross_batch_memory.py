@@ -102,11 +102,6 @@ class CrossBatchMemory(Loss):
         self._calls = 0
         self._named: bool | None = None
 
-    @property
-    def exact_gradient(self) -> bool:
-        """Whether the gradient is that of the value, with remembered rows held constant."""
-        return bool(getattr(self.loss, "exact_gradient", True))
-
     def staleness(self) -> Staleness:
         """The age of the rows that the next call would use, counted from that call."""
         ages = self._calls + 1 - self._written[self._positions()]

@@ -45,11 +45,6 @@ class Distributed(Loss):
         self.group = group
         self._summary = LossSummary()
 
-    @property
-    def exact_gradient(self) -> bool:
-        """Whether the gradient is exactly that of the value."""
-        return bool(getattr(self.loss, "exact_gradient", True))
-
     def _judged(self, call: Call) -> Tensor:
         if self._alone:
             arguments = (call.embeddings, call.labels, call.indices, call.ref_emb, call.ref_labels)

@@ -90,11 +90,16 @@ def _near(relation: Relation, here: slice, rows: Tensor, cols: Tensor, bound: Te
     """Whether any squared distance between the rows `here` and their columns is below a bound."""
     # of a symmetric matrix, only the part right of the diagonal
     there = slice(here.start, None) if relation.square else EVERYTHING
-    whole = relation.square and here == EVERYTHING
-    x, y = (rows, rows) if whole else (rows[here], cols[there])
-    near = squares(x, y) < bound
+    if here == EVERYTHING:
+        near = squares(rows, cols) < bound
+    else:
+        x, y = rows[here], cols[there]
+        by_col = (y * y).sum(dim=1)
+        by_row = by_col[: len(x)] if relation.square else (x * x).sum(dim=1)
+        near = torch.addmm(by_col, x, y.T, alpha=-2) < (bound - by_row)[:, None]
     if relation.square:
-        return bool(near.count_nonzero() > len(x))  # more than the rows themselves
+        # at the rows themselves alone, in the part right of the diagonal
+        return not torch.equal(near, torch.eye(*near.shape, dtype=torch.bool, device=near.device))
     if not bool(near.any()):
         return False
     tile = relation.tile(here, there)  # a row may be its own reference

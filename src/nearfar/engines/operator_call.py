@@ -42,6 +42,8 @@ class OperatorCall(Rows):
         self._near: Tensor | None = None
         self.floor: Tensor | None = None
         self.high, self.full = math.inf, 0
+        self.stored: list[Tensor] = []
+        """Scores of all tiles that the search for the hardest pairs stored for the fold, if they are few."""
         self.had = {} if self.narrow is None else {"positive": (self.narrow.measure > 0).any(dim=1)}
         """Which rows [n] had a positive and a negative pair before mining."""
         miner = self.product.miner
@@ -148,6 +150,8 @@ class OperatorCall(Rows):
         keep = not whole and self.learns and not torch.compiler.is_compiling()
         spec = replace(spec, whole=int(whole and self.learns), keep=int(keep))
         rows, cols, pairs = self.rows, self._columns, self.pairs
+        if self.stored and not turned and (spec.half, spec.full) == (int(self.symmetric), 0) and side != "positive":
+            pairs = [*pairs, *self.stored]
         if side == "positive" and self.rest:
             rows, cols = self._around_classes()
         if turned:
@@ -206,11 +210,13 @@ class OperatorCall(Rows):
         With `values`, only the largest losses [n], -inf for a row without members.
         """
         pair = pair or _order(self.product.negative)
-        spec, form = self.spec(self.product.negative, side, form=pair, high=self.high, whole=int(values))
+        more = {"whole": int(values), "keep": int(values and self.strips)}
+        spec, form = self.spec(self.product.negative, side, form=pair, high=self.high, **more)
         offset = None if form.offset is None else form.offset.detach()
         columns = None if self.square else self.cols.detach()
         top, place, ties = operators.hardest(spec, self.rows.detach(), columns, offset, None, self.floor, self.pairs)
         if values and self.strips:
+            self.stored = [place] if place.is_floating_point() else []
             return top, top > -torch.inf
         if self.strips:  # only the plain definition splits the weight between ties
             self.refuse_if((ties > 1).any())

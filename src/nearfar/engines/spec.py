@@ -131,7 +131,7 @@ class Spec:
 
     @property
     def strips(self) -> bool:
-        """Whether the call runs in PyTorch."""
+        """Whether the call runs in strips in PyTorch, not in a kernel."""
         return self.dtype < 0
 
     @staticmethod

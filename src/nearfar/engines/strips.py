@@ -14,13 +14,13 @@ from torch import Tensor
 
 from nearfar._utils.tensors import over
 from nearfar.engines.spec import AROUND, BELOW_TOP, LINE, LOSSES, MOMENTS, fold_outputs
-from nearfar.engines.tiles import Tile, TileGradients, Tiles, descend_
+from nearfar.engines.tiles import FAR, Tile, TileGradients, Tiles, descend_
 from nearfar.sets.entropic import LOWEST
 
 __all__ = ["Strips"]
 
 KEPT = 2**22
-"""Maximum number of pairs whose weights are kept for the gradient: 16 MB of float32; more would not pay."""
+"""Maximum number of pairs whose scores or weights are kept between sweeps: 16 MB of float32; more would not pay."""
 BLOCK = 16
 """Entries of a block; to find the largest entries, block maxima are compared first."""
 SAMPLED = 8
@@ -43,6 +43,7 @@ class Strips(Tiles):
         if self.score is not None:
             return self._triplets()
         spec = self.spec
+        self.stored = self.more[0] if self.more else None
         sums = self.x.new_zeros(6, self.n, dtype=torch.float64)
         sums[LEVEL].fill_(math.inf if spec.sums == MOMENTS else spec.level)
         pulls = TileGradients(self) if spec.whole else None
@@ -75,7 +76,8 @@ class Strips(Tiles):
     def weigh(self) -> tuple[Tensor, Tensor, Tensor]:
         """Gradients of rows, columns and offset, from dF/dt [n] and the level and norm of the weights."""
         spec, pulls, place = self.spec, TileGradients(self), 0
-        *_, level, norm, kept, pull = self.more
+        *stored, level, norm, kept, pull = self.more
+        self.stored = stored[0] if stored else None
         coef = (over(pull.double(), norm) if spec.sums in (AROUND, BELOW_TOP) else pull).to(self.x.dtype)
         for tile in self.tiles():
             if len(kept):
@@ -229,7 +231,12 @@ class Strips(Tiles):
         return mine, theirs
 
     def hardest(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The largest loss of each row (-inf without members), its column, and the number of members tied at it."""
+        """The largest loss of each row (-inf without members), its column, and the number of members tied at it.
+
+        With `whole` only the largest loss; the second output is then the scores of all tiles, if they are to be stored.
+        """
+        if self.spec.keep and self.n * self.m <= KEPT:
+            self.stored, self.stores = self.x.new_empty(self.n * self.m), True
         best = self.x.new_full((self.n,), -math.inf)
         place, ties = (torch.zeros(self.n, dtype=torch.int64, device=best.device) for _ in range(2))
         for tile in self.tiles():
@@ -244,7 +251,7 @@ class Strips(Tiles):
                     row = hit + rows.start
                     place[row], ties[row] = found.to(torch.uint8).argmax(dim=1) + cols.start, found.sum(dim=1)
                 best[rows] = torch.maximum(before, top)
-        return best, place, ties
+        return best, place if self.stored is None else self.stored, ties
 
     def candidates(self, count: int) -> Tensor:
         """Positions row·m + col of all losses that reach a level reached by at least `count` of them (or by all)."""
@@ -312,6 +319,8 @@ class Strips(Tiles):
         for tile in self.tiles():
             s, g, here = self.scores(tile), self.buffer("sum", tile).zero_(), tile.rows
             near = s.gather(1, place[here])
+            # hides all but negatives: no loss but that of a line differs from 0 there
+            self.members_(s, tile, math.copysign(FAR, -spec.a))
             for p in range(place.shape[1]):
                 there = real[here, p].double()
                 l, slope, factor, alive = self._of_positive(s, near[:, p, None], tile)
@@ -322,7 +331,8 @@ class Strips(Tiles):
                 by_near[here, p] = torch.where(there > 0, there * pull * factor, 0.0).to(s.dtype)
                 g.addcmul_(slope, (there * factor).to(s.dtype)[:, None])
             if pulls is not None:
-                pulls.add(tile, s, self.weighed_(g, tile), 1.0)
+                s.scatter_(1, place[here], near)
+                pulls.add(tile, s, self.weighed_(g, tile).scatter_add_(1, place[here], -by_near[here]), 1.0)
         none = [torch.zeros_like(total) for _ in range(3)]
         gradients = [self.x.new_empty(0) for _ in range(3)] if pulls is None else pulls.found()
         return [total, size, seen, *none, by_near, *gradients]
@@ -330,22 +340,28 @@ class Strips(Tiles):
     def _of_positive(self, s: Tensor, near: Tensor, tile: Tile) -> tuple[Tensor, Tensor, float, Tensor | None]:
         """Losses, slopes up to a factor, the factor, and which triplets count (None: all), of one positive a row."""
         spec, l = self.spec, self.buffer("l", tile)
-        if self.stepped and spec.a == spec.scale == 1.0 and not spec.band:
-            z = l = torch.sub(s, near - self.b, out=l).clamp_min_(0.0)
-        else:
-            z = torch.sub(s, near, out=self.buffer("x", tile))
-            self.losses(z, l)
-        alive = torch.gt(self.members_(l, tile), 0.0, out=self.buffer("alive", tile)) if spec.drop else None
+        if self.stepped and spec.a == spec.scale == 1.0 and (not spec.band or spec.low == -self.b):
+            if spec.band:  # z < high by the difference itself, so that ties are exact; z > low where there is a loss
+                torch.threshold_(torch.sub(near, s, out=l), -spec.high, self.b)
+                self.affine(l, -1.0, self.b, l).clamp_min_(0.0)
+            else:
+                torch.sub(s, near - self.b, out=l).clamp_min_(0.0)
+            slope = torch.sign(l, out=self.buffer("slope", tile))
+            return l, slope, 1.0, slope if spec.band or spec.drop else None
+        z, alive = torch.sub(s, near, out=self.buffer("x", tile)), None
+        self.losses(z, l)
+        if spec.drop:
+            alive = torch.gt(l, 0.0, out=self.buffer("alive", tile))
         if spec.band:
-            inside = self.members_(torch.lt(z, spec.high, out=self.buffer("coef", tile)), tile)
-            if not (spec.drop and self.stepped and spec.a == 1.0 and spec.low == -self.b):  # losses imply the bound
-                inside.mul_(torch.gt(z, spec.low, out=self.buffer("slope", tile)))
-            l.mul_(inside)
+            inside = torch.lt(z, spec.high, out=self.buffer("coef", tile))
+            inside.mul_(torch.gt(z, spec.low, out=self.buffer("slope", tile)))
             alive = inside if alive is None else alive.mul_(inside)
-        elif alive is None:
+        if alive is not None:
+            l.mul_(alive)
+        elif spec.shape == LINE:
             self.members_(l, tile)
         if self.stepped:
-            return l, self._steps(l, alive if spec.drop else None, tile), spec.scale * spec.a, alive
+            return l, torch.sign(l, out=self.buffer("raw", tile)), spec.scale * spec.a, alive
         slope, factor = self._raw_slope(None, None, z, tile)
         return l, slope if alive is None else slope.mul_(alive), factor, alive
 

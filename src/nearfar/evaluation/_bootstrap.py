@@ -82,18 +82,22 @@ def intervals(
 
     Drawing n of n units shrinks the variance by (n-1)/n, and a normal tail is too thin for few units; so expanded
     percentiles are used, which correspond to a t interval (Hesterberg 2015). For a single unit, whose variance is
-    unknown, the interval and the error are NaN.
+    unknown, the interval and the error are NaN. With `counts`, the weights of the rows, units are counted by Kish's
+    effective number, (Σ w)² / Σ w².
     """
     if not 0 < level < 1:
         raise ValueError(f"bootstrap: level must lie between 0 and 1, but came as {level!r}.")
     check_choice("bootstrap", "unit", unit, ("class", "query"))
-    units = len(values) if unit == "query" else len(np.unique(groups))
+    units: float = len(values) if unit == "query" else len(np.unique(groups))
     estimates = np.average(values, axis=0, weights=counts)
     if units < 2:
         return [Interval(float(v), np.nan, np.nan, np.nan) for v in estimates]
     means = resampled_means(values, groups, unit=unit, resamples=resamples, seed=seed, counts=counts)
     from scipy.special import ndtr, stdtrit
 
+    if counts is not None:
+        held = np.bincount(np.unique(groups, return_inverse=True)[1], counts) if unit == "class" else counts
+        units = max(1.1, float(held.sum() ** 2 / (held**2).sum()))
     # the percentile to read lies farther out for few units, whose bootstrap is too narrow
     tail = float(ndtr(np.sqrt(units / (units - 1)) * stdtrit(units - 1, (1 - level) / 2)))
     low, high = np.quantile(means, [tail, 1 - tail], axis=0)

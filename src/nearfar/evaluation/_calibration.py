@@ -139,6 +139,7 @@ class Calibration:
         """Read what `to_dict` wrote."""
         try:
             values = dict(record)
+            values["tar"] = dict(values["tar"])
             for name in ("rate", "tar", "guaranteed_tar"):
                 values[name] = (
                     None if values[name] is None else Interval(**{k: float(v) for k, v in values[name].items()})

@@ -299,7 +299,7 @@ class _Build:
 
 
 def _within(chosen: np.ndarray, rows: slice) -> np.ndarray:
-    """The chosen rows of a chunk, counted from its first."""
+    """The positions, within a chunk of rows, of the chosen rows that lie in it."""
     first, last = np.searchsorted(chosen, [rows.start, rows.stop])
     within: np.ndarray = chosen[first:last] - rows.start
     return within

@@ -9,6 +9,9 @@ At one threshold, the false accept rates of two equally large sets of classes ar
 The second exceeds F times the first with probability 1 - confidence, F the quantile of the F distribution with 2x and
 2x degrees of freedom. So the guaranteed threshold accepts only far / F of the negative pairs at hand. Because x is an
 estimate, it is first multiplied by (z / t_ν)², the normal over Student's quantile (Korn and Graubard 1998).
+
+In searches, two classes that are alike take each other's queries, A_ab in all, and the jackknife counts them twice;
+there, Σ_ab A_ab² is taken from Σ_c E_c² in x.
 """
 
 from __future__ import annotations
@@ -205,9 +208,13 @@ def effective(trials: Trials, share: float) -> tuple[float, float]:
     classes = len(trials.touched)
     accepted = np.bincount(trials.classes[:count].ravel(), minlength=classes)
     square = (accepted - count / trials.negatives * trials.touched) ** 2
-    if not square.any():
+    total, pairs = float(square.sum()), 0.0
+    if not total:
         return float(count), max(1.0, classes - 1.0)
-    return count**2 / float(square.sum()), max(1.0, float(square.sum() ** 2 / (square**2).sum()) - 1)
+    if trials.mutual:
+        keys = np.sort(trials.classes[:count].astype(np.int64), axis=1) @ np.array([classes, 1])
+        pairs = float((np.unique(keys, return_counts=True)[1] ** 2).sum())
+    return count**2 / max(total - pairs, pairs), max(1.0, total**2 / float((square**2).sum()) - 1)
 
 
 def _quantile(x: float, nu: float, confidence: float) -> float:

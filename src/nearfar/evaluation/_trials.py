@@ -38,6 +38,7 @@ class Trials:
         bins: [6, BINS] counts of scores, rows as of `NEGATIVE` and `POSITIVE`.
         low: lower end of the first bin.
         high: upper end of the last bin.
+        mutual: whether alike classes are wrong answers of each other, as in searches.
         accepted: maps t thresholds to the accepted positive pairs [m, t] of each class and to all of them [m].
     """
 
@@ -48,6 +49,7 @@ class Trials:
     bins: np.ndarray
     low: float
     high: float
+    mutual: bool
     accepted: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
 
     def histogram(self, kind: int) -> np.ndarray:
@@ -144,7 +146,9 @@ def pairs_of_rows(
         largest.add(found[row, column], ours[row], theirs[column])
         if watch is not None:
             watch("scoring pairs", strip.stop, len(x))
-    return Trials(*largest.sorted(), negatives, touched, bins[:-1].view(6, BINS).numpy(), low, high, sides.accepted)
+    return Trials(
+        *largest.sorted(), negatives, touched, bins[:-1].view(6, BINS).numpy(), low, high, False, sides.accepted
+    )
 
 
 class _Largest:
@@ -186,11 +190,26 @@ def answers_of_queries(
         parts.append(torch.stack([wrong.double(), right.double(), ours.double(), sides.ref_y[place].double()]))
         if watch is not None:
             watch("searching for wrong and right answers", strip.stop, len(x))
-    wrong, right, label, other = (column.cpu().numpy() for column in torch.cat(parts, dim=1))
-    room = sides.m.sum() - sides.m  # rows of the gallery that are wrong for a query of each class
-    chance = np.divide(sides.n, room, out=np.zeros_like(room), where=room > 0)
+    return searched(*(column.cpu().numpy() for column in torch.cat(parts, dim=1)), sides.n, sides.m)
+
+
+def searched(
+    wrong: np.ndarray, right: np.ndarray, label: np.ndarray, other: np.ndarray, n: np.ndarray, m: np.ndarray
+) -> Trials:
+    """The trials of queries, given the scores of the best wrong and right answer, -inf if there is none.
+
+    Args:
+        wrong: score of the best wrong answer of each query.
+        right: the same of the best right one.
+        label: class of each query, 0..c-1.
+        other: class of the best wrong answer.
+        n: [c] queries of each class.
+        m: [c] rows of the gallery of each class.
+    """
+    room = m.sum() - m  # rows of the gallery that are wrong for a query of each class
+    chance = np.divide(n, room, out=np.zeros_like(room), where=room > 0)
     keep, lone = np.isfinite(wrong), ~np.isfinite(right)
-    touched = sides.n * (room > 0) + sides.m * (chance.sum() - chance)
+    touched = n * (room > 0) + m * (chance.sum() - chance)
     return listed(
         np.concatenate([wrong[keep], right[~lone]]),
         np.repeat([False, True], [keep.sum(), (~lone).sum()]),
@@ -211,6 +230,7 @@ def listed(
     rows = torch.from_numpy(same), *torch.from_numpy(half[pairs]).unbind(1)
     place = np.clip((found - low) * (BINS / max(high - low, 1e-30)), 0, BINS - 1).astype(int)
     bins = np.bincount(place + BINS * code(*rows).numpy(), minlength=6 * BINS).reshape(6, BINS)
+    mutual = touched is not None
     if touched is None:
         touched = np.bincount(pairs[negative].ravel(), minlength=count)
     positive, label = found[same], pairs[same, 0]
@@ -220,4 +240,4 @@ def listed(
         return np.stack(counts, axis=1).astype(float), np.bincount(label, minlength=count).astype(float)
 
     known = touched.astype(float) if classes is not None else np.zeros(0)
-    return Trials(found[order], pairs[order], len(order), known, bins, low, high, accepted)
+    return Trials(found[order], pairs[order], len(order), known, bins, low, high, mutual, accepted)

@@ -29,7 +29,8 @@ def classes_like_two(
     split cannot profit from chance. The share of the variance that two intervals of that line explain is compared with
     that of evenly spread values, the widest distribution with one hill. The score is the distance of the two parts,
     2 sqrt(b (1 - b)) times that of their means for shares b and 1 - b, as a multiple of the median distance of a class
-    mean to the nearest other one. Classes that pass the test of Benjamini and Hochberg and score `cut` or more are listed.
+    mean to the nearest other one. Listed are classes that pass the test of Benjamini and Hochberg and score `cut` or
+    more.
     """
     members = _members(y, seed)
     means = torch.stack([z[rows].mean(dim=0) for rows in members])
@@ -99,7 +100,7 @@ def pairs_like_one(
 
     Among the rows of the two classes alone, the nearest neighbor is of the other class in some share of the rows. The
     score is that share, as a multiple of its expectation if labels were shuffled: 0 apart, 1 mixed as by chance. Pairs
-    whose score is above `MIXED` by a binomial test, with the false-discovery rate of Benjamini and Hochberg, are listed.
+    are listed whose score is above `MIXED` by a binomial test, with the false-discovery rate of Benjamini and Hochberg.
     Two rows may be each other's neighbors, so that the test counts half of the rows.
     """
     members, tested, found = _members(y, seed), [], []

@@ -43,11 +43,11 @@ class Copies:
     kind: Tensor
 
 
-def find_copies(z: Tensor, near: Neighbors, gray: Tensor | None) -> Copies:
+def find_copies(x: Tensor, near: Neighbors, gray: Tensor | None) -> Copies:
     """Score candidate pairs, each once.
 
     Args:
-        z: [n, d] unit vectors.
+        x: [n, d] unit vectors.
         near: the nearest other rows of each row.
         gray: uint8 [n, SIDE, SIDE], the pictures; None to compare the vectors alone.
     """
@@ -57,11 +57,11 @@ def find_copies(z: Tensor, near: Neighbors, gray: Tensor | None) -> Copies:
         near = neighbors(small, k=near.places.shape[1])
         mirrored = neighbors(pixels(gray.flip(2)), small, k=min(FEW + 1, len(gray)))
         lists += [near.places[:, :FEW], mirrored.places]
-    rows = torch.cat([_pairs(places) for places in lists]).unique(dim=0)
+    rows: Tensor = torch.unique(torch.cat([_pairs(places) for places in lists]), dim=0)
     gaps, kinds = [torch.zeros(0)], [torch.zeros(0, dtype=torch.long)]
     for part in torch.split(rows, TILE) if len(rows) else ():
         if gray is None:
-            gap, kind = (z[part[:, 0]] - z[part[:, 1]]).norm(dim=1), torch.zeros(len(part), dtype=torch.long)
+            gap, kind = (x[part[:, 0]] - x[part[:, 1]]).norm(dim=1), torch.zeros(len(part), dtype=torch.long)
         else:
             likeness, kind = compare(gray[part[:, 0]], gray[part[:, 1]])
             gap = (2 - 2 * likeness).clamp_min(0).sqrt()

@@ -25,13 +25,13 @@ from nearfar.inspection._samples import Material, read
 from nearfar.similarity import unit
 
 Action = Literal["keep", "ignore", "relabel"]
-CUTS = {"wrong label": 0.5, "copy": 10.0, "class like two": 1.3, "stranger": 2.0}
+CUTS = {"wrong label": 0.5, "copy": 7.0, "copy of a vector": 4.0, "class like two": 1.3, "stranger": 2.0}
 """The score from which each kind is listed; benchmarks/RESULTS-decisions.md gives the precision at several."""
 COLUMNS = ("name", "side", "action", "label", "kind", "score", "given", "note", "evidence")
 SHOWN = 4
 """Examples of a class."""
 ACCUSERS = 5
-"""Neighbors named with a wrong label, and neighbors of the distance of a stranger."""
+"""Neighbors named with a finding."""
 
 
 @dataclass(frozen=True)
@@ -159,9 +159,10 @@ def inspect(
       are compared by their pixels, also mirrored and in parts; else vectors.
     - class like two: the distance of its two parts, 1 = that of neighboring classes. Classes like one: how far the
       nearest neighbors of two classes mix, 1 = as by chance. Both pass a test with a false-discovery rate of 5%.
-    - stranger: the mean distance to the five nearest rows, in robust standard deviations above the median.
+    - stranger: the mean distance to the `near` neighbors, in robust standard deviations above the median; a group of
+      more strangers than that is not seen.
 
-    Memory grows with n: a copy of the vectors, the neighbors, and 3 KB per picture; never with n².
+    Memory grows with n: two copies of the vectors, the neighbors, and 3 KB per picture; never with n².
 
     Args:
         source: a path (a data set of `nf.data.open_data`, vectors, "glyphs"), a `DataSet`, `Samples`, `Vectors`, or
@@ -193,21 +194,21 @@ def inspect(
     if rows < 2:
         raise ValueError(f"inspect: at least two readable samples are needed, but {rows} came.")
     tell("searching neighbors", 0, 0)
-    z = material.x.float()
-    z = unit(z - z.mean(dim=0))
-    found = neighbors(z, k=min(near, rows - 1))
+    x = unit(material.x.float())
+    z = unit(x - x.mean(dim=0))
+    found = neighbors(x, k=min(near, rows - 1))
     tell("comparing candidates for copies", 0, 0)
-    copies = find_copies(z, found, material.gray)
+    copies = find_copies(x, found, material.gray)
     tell("looking at labels and classes", 0, 0)
     y = material.y
     doubts = Doubts(torch.zeros(rows), torch.zeros(rows, dtype=torch.long), 0.0)
     findings: list[Finding] = []
     if y is not None:
         doubts = doubt_labels(z, y, found, seed=seed)
-        findings += _wrong_labels(material, doubts, found, limits["wrong label"])
-    findings += _copies(material, copies, doubts, limits["copy"])
+        findings += _wrong_labels(material, y, doubts, found, limits["wrong label"])
+    findings += _copies(material, copies, doubts, limits["copy of a vector" if material.gray is None else "copy"])
     if y is not None:
-        findings += _classes(material, z, found, limits["class like two"], seed)
+        findings += _classes(material, z, y, found, limits["class like two"], seed)
     far = _distance(found)
     for row in (far >= limits["stranger"]).nonzero().flatten().tolist():
         findings.append(Finding("stranger", (row, *found.places[row, :ACCUSERS].tolist()), float(far[row])))
@@ -217,10 +218,8 @@ def inspect(
     return Inspection(tuple(findings), material, doubts.score, doubts.label, doubts.noise, far, copies)
 
 
-def _wrong_labels(material: Material, doubts: Doubts, near: Neighbors, cut: float) -> Iterator[Finding]:
+def _wrong_labels(material: Material, y: Tensor, doubts: Doubts, near: Neighbors, cut: float) -> Iterator[Finding]:
     """Rows whose label is probably wrong, with their nearest neighbors of the suggested class."""
-    y = material.y
-    assert y is not None
     for row in (doubts.score >= cut).nonzero().flatten().tolist():
         label = int(doubts.label[row])
         places = near.places[row]
@@ -245,10 +244,8 @@ def _copies(material: Material, copies: Copies, doubts: Doubts, cut: float) -> I
         yield Finding(kind, tuple(pair), float(copies.score[place]), "ignore", note=note)
 
 
-def _classes(material: Material, z: Tensor, near: Neighbors, cut: float, seed: int) -> Iterator[Finding]:
+def _classes(material: Material, z: Tensor, y: Tensor, near: Neighbors, cut: float, seed: int) -> Iterator[Finding]:
     """Classes that look like two, and pairs that look like one, with examples of both parts."""
-    y = material.y
-    assert y is not None
     for label, score, side in classes_like_two(z, y, cut=cut, seed=seed):
         rows = (y == label).nonzero().flatten()
         examples = [row for part in (0, 1) for row in rows[side == part][:SHOWN].tolist()]
@@ -260,8 +257,8 @@ def _classes(material: Material, z: Tensor, near: Neighbors, cut: float, seed: i
 
 
 def _distance(near: Neighbors) -> Tensor:
-    """The mean distance of each row to its nearest rows, in robust standard deviations above the median."""
-    distance = (2 - 2 * near.scores[:, :ACCUSERS].double()).clamp_min(0).sqrt().mean(dim=1)
+    """The mean distance of each row to its neighbors, in robust standard deviations above the median."""
+    distance = (2 - 2 * near.scores.double()).clamp_min(0).sqrt().mean(dim=1)
     above = distance - distance.median()
     spread = 1.4826 * above.abs().median()
     return (above / spread.clamp_min(1e-12)).float() if spread > 0 else torch.zeros(len(above))

@@ -5,8 +5,8 @@ Two pieces of evidence speak for class c of row i, and neither uses the row's ow
     e₁(i, c) = cos(z_i, mean of class c without i)        of centered vectors
     e₂(i, c) = log(1 + number of c among the k nearest rows)
 
-With p_i(c) = softmax over c of (a₁ e₁ + a₂ e₂), a label is right with probability 1 - ε and then drawn from p_i; else it
-is drawn from the other classes evenly. The likelihood of the given labels is maximized over a₁, a₂ and ε, and
+With p_i(c) = softmax over c of (a₁ e₁ + a₂ e₂), a label is right with probability 1 - ε and then drawn from p_i; else
+it is drawn from the other classes evenly. The likelihood of the given labels is maximized over a₁, a₂ and ε, and
 
     score_i = P(label is wrong) = ε (1 - p_i(y)) / (C - 1)  /  [(1 - ε) p_i(y) + ε (1 - p_i(y)) / (C - 1)].
 """
@@ -89,7 +89,7 @@ def _fit(evidence: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """The weights (a₁, a₂) and ε of the largest likelihood; a weak prior keeps them finite if classes are separate."""
     classes = evidence.shape[2]
     scale = 1 / evidence.std(dim=(1, 2)).clamp_min(1e-6)
-    logs = torch.zeros(2, dtype=torch.float64, requires_grad=True)
+    logs = torch.zeros(len(evidence), dtype=torch.float64, requires_grad=True)
     odds = torch.tensor(-3.0, dtype=torch.float64, requires_grad=True)
     optimizer = torch.optim.LBFGS([logs, odds], max_iter=STEPS, line_search_fn="strong_wolfe")
 

@@ -31,10 +31,12 @@ LEADS = {
 """Title and first sentence of each kind, in the order of the page."""
 STYLE = """
 .counts { display: flex; flex-wrap: wrap; gap: .5rem 2rem; margin-top: 1rem; }
-.counts div { display: flex; gap: .5rem; align-items: baseline; } .counts dt { color: var(--soft); } .counts dd { order: -1; font-size: 1.5rem; font-weight: 600; }
+.counts div { display: flex; gap: .5rem; align-items: baseline; } .counts dt { color: var(--soft); }
+.counts dd { order: -1; font-size: 1.5rem; font-weight: 600; }
 h1 { font-size: 1.5rem; color: var(--ink); }
 .query .says small { white-space: normal; overflow-wrap: anywhere; }
-.wordy .query { display: block; } .wordy .strip { --side: 9rem; } .wordy .strip .frame { height: auto; min-height: 2.7rem; }
+.wordy .query { display: block; } .wordy .strip { --side: 9rem; }
+.wordy .strip .frame { height: auto; min-height: 2.7rem; }
 """
 
 
@@ -83,8 +85,9 @@ def _card(found: Inspection, finding: Finding, pictures: Thumbnails) -> str:
     rows = finding.rows if classes else finding.rows[1:]
     first = "" if classes or not finding.rows else _tile(found, finding.rows[0], pictures, "wrong")
     name = finding.label if classes else finding.name[0] if finding.name else found.material.names[finding.rows[0]]
+    middle = len(rows) // 2 if classes else -1
     tiles = "".join(
-        f'<div class="{"first-right" if classes and place == len(rows) // 2 else ""}">{_tile(found, row, pictures)}</div>'
+        f'<div class="{"first-right" if place == middle else ""}">{_tile(found, row, pictures)}</div>'
         for place, row in enumerate(rows)
     )
     return (

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from nearfar._utils.files import read_arrays
 from nearfar._utils.tensors import check_embeddings
 from nearfar.data import DataSet, Samples, Tensors, genuine, numbered, open_data, vectors
+from nearfar.data._corrections import PLACES
 from nearfar.data._samples import Transform, describe
 from nearfar.evaluation import Vectors, embed
 from nearfar.evaluation.vectors_folder import is_folder_of_vectors
@@ -53,6 +54,8 @@ class Material:
 
 def read(source: Any, labels: Any, model: Any, transform: Transform | None, inputs: str | None) -> Material:
     """Read a source of `nearfar.inspection.inspect`."""
+    if isinstance(source, Material):
+        return source
     if isinstance(source, str | Path):
         source, labels = _open(source, labels, inputs), None
     if isinstance(source, DataSet | Samples):
@@ -92,33 +95,30 @@ def _open(path: str | Path, labels: str | None, inputs: str | None) -> Any:
 
 def _of_samples(source: DataSet | Samples, model: Any, transform: Transform | None) -> Material:
     """The samples of all sides, one after the other; pictures become vectors."""
-    sides = (
-        [(side, getattr(source, side)) for side in ("train", "test", "gallery") if getattr(source, side) is not None]
-        if isinstance(source, DataSet)
-        else [("", source)]
-    )
-    labels, classes = numbered([samples.classes[label] for _, samples in sides for label in samples.labels.tolist()])
-    names = [name for _, samples in sides for name in samples.names]
-    home = [side for side, samples in sides for _ in range(len(samples))]
-    y = torch.from_numpy(labels)
-    if all(isinstance(samples, Tensors) and samples.x.ndim == 2 for _, samples in sides):
-        x = torch.cat([samples.x.float() for _, samples in sides])
+    parts: dict[str, Any] = {"": source}
+    if isinstance(source, DataSet):
+        parts = {side: own for side in PLACES if (own := getattr(source, side)) is not None}
+    labels, classes = numbered([own.classes[label] for own in parts.values() for label in own.labels.tolist()])
+    names = [name for own in parts.values() for name in own.names]
+    sides = [side for side, own in parts.items() for _ in range(len(own))]
+    if all(isinstance(own, Tensors) and own.x.ndim == 2 for own in parts.values()):
+        x = torch.cat([own.x.float() for own in parts.values()])
         check_embeddings("inspect", "x", x)
-        return Material(x, y, classes, names, home)
-    pictures = _Pictures([samples for _, samples in sides])
+        return Material(x, torch.from_numpy(labels), classes, names, sides)
+    pictures = _Pictures(list(parts.values()))
     if model is None:
         model, transform = _network(pictures)
     pictures.transform = transform
-    made = embed(model, pictures, batch_size=64)
+    made: Any = embed(model, pictures, batch_size=64)  # `Vectors`, with the numbers of the rows that could be read
     rows = made.y.tolist()
     kept = set(rows)
-    lost = [(names[row], home[row], classes[labels[row]]) for row in range(len(names)) if row not in kept]
+    lost = [(names[row], sides[row], classes[labels[row]]) for row in range(len(names)) if row not in kept]
     return Material(
         made.x,
-        y[rows],
+        torch.from_numpy(labels[rows]),
         classes,
         [names[row] for row in rows],
-        [home[row] for row in rows],
+        [sides[row] for row in rows],
         pictures.gray[rows],
         lambda row: pictures.read(rows[row]),
         tuple(lost),
@@ -175,7 +175,7 @@ def _network(pictures: _Pictures) -> tuple[Any, Transform | None]:
 
 def shrink(picture: Any) -> Tensor:
     """The gray form [SIDE, SIDE] of a picture, its sides scaled to fit."""
-    small = as_picture(picture).convert("L").resize((SIDE, SIDE), Image.Resampling.BOX, reducing_gap=2.0)
+    small = as_picture(picture).convert("L").resize((SIDE, SIDE), Image.Resampling.BILINEAR)
     return torch.from_numpy(np.array(small))
 
 

@@ -27,7 +27,7 @@ def decision(found: Calibration) -> str:
         f"{100 * found.eer:.2f}%. {sure}"
     )
     table = f'<div class="scroll">{html.table(head, rows)}</div>'
-    return sections.section("decision", "Threshold", lead, f"{_curve(found)}{table}")
+    return sections.section("decision", "Threshold", lead, f'<div class="curves">{_curve(found)}</div>{table}')
 
 
 def _ends(bar: Interval) -> str:
