@@ -10,7 +10,6 @@ rows are close together; `prepared` then moves the origin among them, which chan
 only some rows are close together, losses use float64 rows, or differences of rows (engines/distances.py).
 """
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Literal

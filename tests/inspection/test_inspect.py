@@ -94,7 +94,9 @@ def test_the_corrections_are_taken_by_data_and_by_train(found, planted, tmp_path
     gone = {"kind1/again.jpg", "kind1/mirror.png", "kind3/part.png", "kind0/leak.png", "kind0/two.png"}
     assert set(before.train.names) - set(after.train.names) == gone
     assert set(before.test.names) - set(after.test.names) == {"kind2/broken.png"}
-    classes = {name: after.train.classes[label] for name, label in zip(after.train.names, after.train.labels, strict=True)}
+    classes = {
+        name: after.train.classes[label] for name, label in zip(after.train.names, after.train.labels, strict=True)
+    }
     assert classes["kind2/wrong.png"] == "kind0"
     assert all(name.startswith(label) for name, label in classes.items() if name != "kind2/wrong.png")
 
@@ -248,7 +250,9 @@ def test_bad_corrections_are_one_sentence(tmp_path, row, says):
 
 def test_ignore_wins_and_a_class_of_the_other_side_leaves(tmp_path):
     file = tmp_path / "c.csv"
-    text = "name,side,action,label\na,train,relabel,y\na,,ignore,\nb,train,relabel,z\nc,test,ignore,\nd,train,relabel,x\n"
+    text = (
+        "name,side,action,label\na,train,relabel,y\na,,ignore,\nb,train,relabel,z\nc,test,ignore,\nd,train,relabel,x\n"
+    )
     file.write_text(text, encoding="utf-8")
     train = Tensors(torch.eye(5), [0, 1, 0, 1, 1], names=["a", "b", "c", "d", "e"], classes=("x", "y"))
     test = Tensors(torch.eye(2), [0, 0], names=["c", "f"], classes=("z",))

@@ -310,7 +310,7 @@ def _compile(
 
 
 def _public(step: _Step) -> Any:
-    """torch's function of an operator's name, which takes two thirds of the time of the operator itself; or None."""
+    """Torch's function of an operator's name, which takes two thirds of the time of the operator itself; or None."""
     name = step.name
     if name == "_to_copy" and step.kwargs.keys() == {"dtype"}:
         return Tensor.to
