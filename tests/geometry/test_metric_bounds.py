@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from geometry_cases import TOY, TOY_LABELS, drawn, moved
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from metric_program import metric_error, separated, within_bounds
 
@@ -55,6 +55,8 @@ def check_metric(found, x, relevance, margin, value):
 
 @settings(deadline=None, max_examples=60)
 @given(sets_of_rows(), st.sampled_from([0.0, 0.3, 2.0]))
+@example(THIRDS, 0.0)
+@example(THIRDS, 0.1)
 def test_the_formula_is_the_value_of_the_linear_program(case, margin):
     x, y = case
     value = G.isometric_bound(x, y, margin=margin)
@@ -117,6 +119,7 @@ def test_no_multiple_of_h_bounds_a_relevance_that_is_not_nested(links):
 def test_formula_and_program_agree_on_larger_sets(rows):
     x, y = drawn(rows, rows=rows, width=4, classes=5)
     x[::7] = x[0]
+    x[[5, 10, 15, 1]] = torch.tensor([-3.0, 0, 3.0, 0], dtype=torch.float64)[:, None] * torch.ones(4)
     assert G.isometric_bound(x, same(y)) == pytest.approx(G.isometric_bound(x, y), abs=1e-6)
 
 
