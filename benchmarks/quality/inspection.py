@@ -24,7 +24,6 @@ from PIL import Image, ImageOps
 
 from nearfar import models
 from nearfar._utils.files import write_text
-from nearfar._utils.tables import markdown
 from nearfar.data import numbered
 from nearfar.evaluation import neighbors
 from nearfar.inspection import _labels, inspect

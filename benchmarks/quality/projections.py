@@ -115,7 +115,8 @@ def main() -> None:
     lines = given.runs / f"{given.data}-{given.steps}.jsonl"
     runs = [json.loads(line) for line in lines.read_text(encoding="utf-8").splitlines()] if lines.exists() else []
     done = {(run["loss"], run["variant"], run["seed"]) for run in runs}
-    with open_study("profs", given.runs, data=given.data, path=given.path, seeds=given.seeds) as study:
+    changes = {"training": {"baselines": False}}
+    with open_study("profs", given.runs, data=given.data, path=given.path, changes=changes) as study:
         for seed, name, variant in itertools.product(range(given.seeds), given.losses, variants):
             if (name, variant, seed) in done:
                 continue

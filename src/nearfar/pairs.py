@@ -75,6 +75,15 @@ class PairForm:
         return self.scale * _raised(torch.relu(z), self.power)
 
 
+def are_opposite(positive: PairForm | None, negative: PairForm | None) -> bool:
+    """Whether the losses are linear, and l(s, +1) = -l(s, -1) for every score: both are the same logit."""
+    if positive is None or negative is None or not positive.shape == negative.shape == "line":
+        return False
+    lines = [(x.scale * x.a, x.scale * x.b) for x in (positive, negative)]
+    plain = positive.offset is negative.offset is None and all(isinstance(x, float | int) for x in sum(lines, ()))
+    return plain and lines[0] == (-lines[1][0], -lines[1][1])
+
+
 def _form(shape: str, *numbers: Any, **more: Any) -> PairForm:
     """A form whose numbers may still be learned; engines/learned.py replaces these."""
     return PairForm(shape, *numbers, **more)  # type: ignore[arg-type]
@@ -151,9 +160,10 @@ class Hinge(PairLoss, swift=True):
         return self.start if self.offset is None else self.start + self.offset
 
     def _excess(self, s: Tensor, sign: int) -> Tensor:
+        if self.offset is None:
+            return s * -sign + (self.margin + sign * self.start)
         # subtract the start first: a float32 offset must not round it under float64 scores
-        above = self.start - s
-        return self.margin + sign * (above if self.offset is None else above + self.offset)
+        return self.margin + sign * (self.start - s + self.offset)
 
     def forward(self, s: Tensor, sign: int) -> Tensor:  # noqa: D102
         return smooth_hinge(self._excess(s, sign), self.smooth)

@@ -10,7 +10,6 @@ rows are close together; `prepared` then moves the origin among them, which chan
 only some rows are close together, losses use float64 rows, or differences of rows (engines/distances.py).
 """
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Literal
@@ -116,18 +115,19 @@ class _Root(torch.autograd.Function):
 
 
 class _Products(torch.autograd.Function):
-    """All products of rows with each other, X Xᵀ: its gradient takes one product, where autograd takes two."""
+    """Products of rows x [n, d] and y [m, d]; without y, of x with itself, whose gradient takes a single product."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        return x @ x.T
+    def forward(ctx: Any, x: Tensor, y: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, y)
+        return x @ (x if y is None else y).T
 
     @staticmethod
-    def backward(ctx: Any, *grad_output: Tensor) -> Tensor:
-        (g,), (x,) = grad_output, ctx.saved_tensors
-        found: Tensor = (g + g.T) @ x
-        return found
+    def backward(ctx: Any, *grad_output: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        (g,), (x, y), wants = grad_output, ctx.saved_tensors, ctx.needs_input_grad
+        if y is None:
+            return (g + g.T) @ x, None
+        return g @ y if wants[0] else None, g.T @ x if wants[1] else None
 
 
 class _Squares(torch.autograd.Function):
@@ -140,10 +140,9 @@ class _Squares(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_output: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        (g,), (x, y) = grad_output, ctx.saved_tensors
+        (g,), (x, y), wants = grad_output, ctx.saved_tensors, ctx.needs_input_grad
         if y is None:
             return _slope(g + g.T, x, x), None
-        wants = ctx.needs_input_grad
         return _slope(g, x, y) if wants[0] else None, _slope(g.T, y, x) if wants[1] else None
 
 
@@ -165,9 +164,9 @@ def _alone() -> bool:
 
 def products(x: Tensor, y: Tensor) -> Tensor:
     """All products [n, m] of rows x [n, d] and y [m, d]."""
-    if y is not x or not x.requires_grad or not _alone():
+    if not (x.requires_grad or y.requires_grad) or not _alone():
         return x @ y.T
-    found: Tensor = _Products.apply(x)  # type: ignore[no-untyped-call]
+    found: Tensor = _Products.apply(x, None if y is x else y)  # type: ignore[no-untyped-call]
     return found
 
 
@@ -360,7 +359,7 @@ class NegSquaredEuclidean(Similarity, swift=True):
     form = "squared"
 
     def finish(self, dot: Tensor, rows: Tensor, cols: Tensor) -> Tensor:  # noqa: D102
-        return 2 * dot - rows - cols
+        return 2 * dot - (rows + cols)
 
     def of_squares(self, square: Tensor) -> Tensor:  # noqa: D102
         return -square
@@ -399,7 +398,7 @@ class Centers(Similarity):
         return dot
 
     def scores(self, x: Tensor, y: Tensor) -> Tensor:  # noqa: D102
-        each = (x @ y.reshape(-1, self.dim).T).reshape(len(x), len(y), -1)
+        each = products(x, y.reshape(-1, self.dim)).reshape(len(x), len(y), -1)
         if not isinstance(self.gamma, Tensor) and self.gamma == 0:
             return each.amax(dim=2)
         return (torch.softmax(each / self.gamma, dim=2) * each).sum(dim=2)

@@ -52,7 +52,7 @@ def test_where_values_cannot_be_read_a_nan_shows(row, unread):
 
 @rows
 def test_labels_that_are_missing_are_an_error(row):
-    with pytest.raises(ValueError, match=rf"^{row.name}: labels are missing; pass a 1-D integer tensor"):
+    with pytest.raises(ValueError, match=rf"^{row.name}: labels are missing; pass "):
         row.loss()(torch.randn(10, DIM, dtype=torch.float64), None)
 
 

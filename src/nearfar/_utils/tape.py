@@ -5,7 +5,8 @@ the operators that it calls beneath autograd, those of a backward pass included.
 list without
 
     operators whose results are not used, or equal the results of an earlier one
-    views of a whole tensor in its own shape, sums with 0, products with 1
+    operators that give back what they take: views of a whole tensor in its own shape, sums with 0, products with 1,
+    two changes of sign; masks under the same mask, and expansions to the shape of another argument
     operators that depend on shapes alone, whose results are kept
 
 A number that the function read from a tensor may have decided what it did next. A later call reads it too, and stops
@@ -15,6 +16,7 @@ if it differs.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -32,6 +34,8 @@ BY_SHAPE = frozenset(
     ["zeros_like", "ones_like", "empty_like", "full_like", "new_zeros", "new_ones", "new_empty", "new_full"]
 )
 """Operators that use the shape of a tensor, and not its values."""
+WIDE = frozenset({"add", "sub", "mul", "div", "where"})
+"""Operators that expand their arguments to a common shape."""
 NEUTRAL = {"add": 0, "sub": 0, "mul": 1, "div": 1, "bitwise_and": 1, "bitwise_or": 0}
 """By operator: the second argument that leaves the first as it is."""
 READ = "_local_scalar_dense"
@@ -58,6 +62,11 @@ class _Step:
     found: tuple[str, ...]
     several: bool
     read: Any = None
+
+    @property
+    def name(self) -> str:
+        found: str = self.call._schema.name
+        return found.removeprefix("aten::")
 
     @property
     def uses(self) -> list[str]:
@@ -156,8 +165,12 @@ def _memory(x: Tensor) -> int:
     return found
 
 
+def _shape(x: Tensor) -> tuple[Any, ...]:
+    return x.dtype, x.shape, x.stride()
+
+
 def _geometry(x: Tensor) -> tuple[Any, ...]:
-    return x.dtype, x.shape, x.stride(), x.storage_offset(), x.is_conj(), x.is_neg()
+    return *_shape(x), x.storage_offset(), x.is_conj(), x.is_neg()
 
 
 def trace(body: Callable[[], Any], given: Given) -> tuple[Tape, Any]:
@@ -182,8 +195,10 @@ def trace(body: Callable[[], Any], given: Given) -> tuple[Tape, Any]:
         raise RuntimeError("a result is the same at each call")
     steps = _used(steps, {name for name in results if name is not None})
     for fast in (True, False):
+        again = None
         run = _compile(steps, held, len(given), results, fast=fast)
-        again = run(*given)
+        with suppress(TypeError, RuntimeError), torch.no_grad():
+            again = run(*given)
         if again is not None and all(map(_equal, leaves, again)):
             return lambda others: None if (found := run(*others)) is None else shape.unflatten(found), found
     raise RuntimeError("the listed operators give other numbers")
@@ -199,35 +214,57 @@ def _simplify(recorder: _Recorder) -> tuple[list[_Step], dict[str, Tensor], dict
     held, same, seen = dict(recorder.held), dict[str, str](), dict[Any, tuple[str, ...]]()
     values = {recorder.names[id(x)]: x for x in recorder.values}
     constant: set[str] = set()
-    for step in (step.renamed(same) for step in recorder.steps):
+    made: dict[str, _Step] = {}
+    for step in recorder.steps:
+        step = _narrow(step.renamed(same), made, values)
+        made |= dict.fromkeys(step.found, step)
         if any(_memory(values[name]) in recorder.written for name in (*step.uses, *step.found)):
             steps.append(step)
         elif step.found and step.key in seen:
             same |= dict(zip(step.found, seen[step.key], strict=True))
-        elif constant.issuperset(step.uses) or step.call._schema.name.removeprefix("aten::") in BY_SHAPE:
+        elif constant.issuperset(step.uses) or step.name in BY_SHAPE:
             seen[step.key] = step.found
             constant.update(step.found)
             held |= {name: values[name] for name in step.found}
-        elif _is_neutral(step, values, held):
-            same[step.found[0]] = step.args[0].text
+        elif (old := _given_back(step, made, held)) and _shape(values[old]) == _shape(values[step.found[0]]):
+            same[step.found[0]] = old
         elif not step.found or not set(step.found) <= set(step.uses):
             seen[step.key] = step.found
             steps.append(step)
     return steps, held, same
 
 
-def _is_neutral(step: _Step, values: dict[str, Tensor], held: dict[str, Tensor]) -> bool:
+def _narrow(step: _Step, made: dict[str, _Step], values: dict[str, Tensor]) -> _Step:
+    """The operator on tensors as they were before they were expanded, or masked alike, if its result is the same."""
+    inner = made.get(step.uses[1]) if step.name == "where" and isinstance(step.args[1], _Name) else None
+    if inner is not None and inner.name == "where" and inner.args[0] == step.args[0] != inner.args[1]:
+        step = replace(step, args=(step.args[0], inner.args[1], *step.args[2:]))
+    before = {name: made[name].args[0].text for name in step.uses if name in made and made[name].name == "expand"}
+    if not before or step.name not in WIDE:
+        return step
+    shapes = [values[before.get(name, name)].shape for name in step.uses]
+    return step.renamed(before) if torch.broadcast_shapes(*shapes) == values[step.found[0]].shape else step
+
+
+def _given_back(step: _Step, made: dict[str, _Step], held: dict[str, Tensor]) -> str | None:
+    """The name of the tensor that the operator gives back as it is, or None."""
+    old = made.get(step.uses[0]) if step.name == "neg" else None
+    if old is not None and old.name == "neg":
+        return old.uses[0]
+    return step.args[0].text if _is_neutral(step, held) else None
+
+
+def _is_neutral(step: _Step, held: dict[str, Tensor]) -> bool:
     """Whether the second argument leaves the first as it is: a number, or a tensor that depends on shapes alone."""
-    name = step.call._schema.name.removeprefix("aten::")
+    name = step.name
     if name not in NEUTRAL or len(step.args) != 2 or step.kwargs or not isinstance(step.args[0], _Name):
         return False
-    (old, other), new = step.args, values[step.found[0]]
+    other = step.args[1]
     if isinstance(other, _Name):
         if not other.text.startswith("x") or other.text not in held or not held[other.text].numel():
             return False
         other = bool((held[other.text] == NEUTRAL[name]).all()) and NEUTRAL[name]
-    x = values[old.text]
-    return (x.shape, x.dtype) == (new.shape, new.dtype) and type(other) in (int, float) and other == NEUTRAL[name]
+    return type(other) in (int, float) and other == NEUTRAL[name]
 
 
 def _used(steps: list[_Step], wanted: set[str]) -> list[_Step]:
@@ -250,14 +287,13 @@ def _compile(
         held: tensors by name, which are not computed; those that are given come from the arguments.
         many: number of the given tensors.
         results: names of the results, or None.
-        fast: call torch's function of an operator's name, which takes two thirds of the time of the operator itself.
+        fast: call torch's functions instead of the operators where they exist.
     """
     known: dict[str, Any] = {name: x.detach() for name, x in held.items()}
     lines, last = [], {name: place for place, step in enumerate(steps) for name in (*step.uses, *step.found)}
     for place, step in enumerate(steps):
-        name = step.call._schema.name.removeprefix("aten::")
-        public = None if name in OTHER else getattr(torch, name, None) or getattr(Tensor, name, None)
-        known[f"call{place}"] = public if fast and public is not None else step.call
+        name = step.name
+        known[f"call{place}"] = (_public(step) if fast else None) or step.call
         given = [_text(x, known) for x in step.args] + [f"{key}={_text(x, known)}" for key, x in step.kwargs.items()]
         line = f"call{place}({', '.join(given)})"
         if step.read is not None:
@@ -271,6 +307,16 @@ def _compile(
     exec(source + "\n ".join([*lines, f"return [{', '.join(map(str, results))}]"]), known)
     found: Callable[..., list[Any] | None] = known["run"]
     return found
+
+
+def _public(step: _Step) -> Any:
+    """Torch's function of an operator's name, which takes two thirds of the time of the operator itself; or None."""
+    name = step.name
+    if name == "_to_copy" and step.kwargs.keys() == {"dtype"}:
+        return Tensor.to
+    if name.startswith("linalg_"):
+        return getattr(torch.linalg, name.removeprefix("linalg_"), None)
+    return None if name in OTHER else getattr(torch, name, None) or getattr(Tensor, name, None)
 
 
 def _text(x: Any, known: dict[str, Any]) -> str:

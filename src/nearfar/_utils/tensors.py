@@ -5,6 +5,8 @@ Sets, groups, links, miners and engines share these few lines, so that an empty 
 everywhere.
 """
 
+import math
+
 import torch
 from torch import Tensor, nn
 
@@ -34,13 +36,13 @@ def check_embeddings(owner: str, name: str, x: Tensor, *, finite: bool = True) -
         )
     if not x.is_floating_point():
         raise TypeError(f"{owner}: {name} must be floating point, but came as {x.dtype}; call .float() on it.")
-    if finite and readable(x):
+    if finite and readable(x) and not math.isfinite(x.detach().sum().item()):
         _check_finite(owner, name, x)
 
 
 def _check_finite(owner: str, name: str, x: Tensor) -> None:
     whole = x.detach().sum()
-    if bool(whole - whole == 0):
+    if bool(whole - whole == 0):  # the answer is read, not the sum: a recording cannot read what always differs
         return  # no NaN or infinity vanishes in a sum; a sum that overflows is examined further
     # in parts, because one mask would take a quarter of the embeddings' memory, and temporaries more
     finite = torch.cat([torch.isfinite(rows).all(dim=1) for rows in torch.split(x.detach(), 8192)])
@@ -106,7 +108,9 @@ def check_reference(owner: str, embeddings: Tensor, ref_emb: Tensor | None, ref_
 
 def check_reference_rows(owner: str, embeddings: Tensor, ref_emb: Tensor) -> None:
     """Require reference rows [m, d] of the dimension of the embeddings and on their device."""
-    check_embeddings(owner, "ref_emb", ref_emb)
+    check_embeddings(owner, "ref_emb", ref_emb, finite=False)
+    if readable(ref_emb):
+        _check_finite(owner, "ref_emb", ref_emb)
     if ref_emb.shape[1] != embeddings.shape[1]:
         raise ValueError(
             f"{owner}: ref_emb must be as wide as embeddings ({embeddings.shape[1]}), but is {ref_emb.shape[1]} wide."

@@ -50,7 +50,7 @@ def finish(
 
     Args:
         product: the factors of the loss.
-        layout: which pairs are positive and which are negative.
+        layout: its pairs.
         rows: [n, d] prepared queries, float64 where distances of near rows need it.
         cols: [m, d] prepared references; the rows themselves where the layout is square.
         low: dtype of the kernels' matrix products; None for strips in PyTorch.

@@ -35,8 +35,10 @@ def finish_triplets(call: OperatorCall) -> Tensor:
     if call.strips:
         band |= {"half": 0, "full": 1, "whole": int(torch.is_grad_enabled())}
     spec, form = call.spec(call.product.negative, "negative", drop=int(of.zero == "drop"), **band)
-    vectors = [*call.pairs, call.narrow.place, call.narrow.measure.to(call.rows.dtype)]
-    total, size, seen, *_ = operators.fold(spec, call.rows, call._columns, form.offset, call.near, None, vectors)
+    real = call.narrow.measure.to(call.rows.dtype)
+    near = real if call.strips else call.near  # strips take the scores of positives from their tiles
+    vectors = [*call.pairs, call.narrow.place, real]
+    total, size, seen, *_ = operators.fold(spec, call.rows, call._columns, form.offset, near, None, vectors)
     call.had["negative"] = seen > 0
     return over(call.whole(total).sum(), call.whole(size).sum() + float(of.zero_member))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -68,10 +69,7 @@ class PlainStrips:
         self.sums = [torch.zeros_like(x) if wanted else None for x, wanted in zip(inputs, self.wants, strict=True)]
         self._state: State | None = None
 
-    @property
-    def learns(self) -> bool:
-        """Whether any gradient is needed."""
-        return any(self.wants)
+        self.learns = any(self.wants)
 
     def __iter__(self) -> Iterator[slice]:
         """The row slices of one sweep over this process's rows."""
@@ -105,12 +103,7 @@ class PlainStrips:
 
 @torch.no_grad()
 def evaluate(strips: PlainStrips, grad_output: Tensor | None = None) -> Made:
-    """Value and gradient of a loss.
-
-    Args:
-        strips: the strips of the call.
-        grad_output: [n] gradient with respect to unreduced values; without it, no gradient is computed for them.
-    """
+    """Value and gradient of a loss; of unreduced values only with their `grad_output` [n]."""
     groups, columns = strips.product.groups, strips.product.wants_columns
     if not groups.per_anchor:
         value = _by_streams(strips)
@@ -161,11 +154,11 @@ def _strip_terms(
     """
     pairs = strips.pairs(here, leaf=True)
     if not torch.is_grad_enabled():
-        return _total(_parts(strips, pairs)), []
+        return reduce(_sum, _parts(strips, pairs), Counted()), []
     leaf, counted, share = _cut(pairs), Counted(), None
     if grad_output is not None:
         with torch.no_grad():
-            share = over(grad_output[here], _total(_parts(strips, pairs))[0][1])
+            share = over(grad_output[here], reduce(_sum, _parts(strips, pairs), Counted())[0][1])
     found = list[list[Tensor | None]]()  # of scores, columns and parameters
     for part in _parts(strips, leaf):
         counted = _sum(counted, [(top.detach(), bottom) for top, bottom in part])
@@ -208,14 +201,6 @@ def _parts(strips: PlainStrips, pairs: ScoredPairs) -> Iterator[Counted]:
     for problems in product.groups.blocks(product, pairs, strips.most):
         values = tuple(problem.value() for problem in problems)
         yield [tally(term, product.reduction) for term in product.groups.terms(product, pairs, problems, values)]
-
-
-def _total(parts: Iterator[Counted]) -> Counted:
-    """Sum numerators and denominators over all parts."""
-    counted = Counted()
-    for part in parts:
-        counted = _sum(counted, part)
-    return counted
 
 
 def _sum(so_far: Counted, part: Counted) -> Counted:

@@ -16,7 +16,10 @@ import warnings
 from abc import ABC
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 from functools import partial
+from itertools import chain, count
+from operator import is_
 from typing import Any, Generic, Protocol
 from weakref import WeakKeyDictionary
 
@@ -37,6 +40,7 @@ __all__ = ["DEVICES", "PAIRS", "Replays", "call_key", "replayed", "settings", "w
 
 WAIT = 3
 """Number of calls with the same shapes before one is recorded."""
+NUMBERS = count()
 NEVER = -math.inf
 """Replaces the number of calls after a failed recording."""
 CREDIT, COST, PAUSE = 32, 8, 128
@@ -80,13 +84,16 @@ def replayed(loss: Any, core: Any, call: Any) -> Tensor | None:
     device = call.embeddings.device
     if not all(x is None or (type(x) in TENSORS and x.device == device) for x in given) or watched():
         return None
-    large = _large(loss, core, call, product)
-    told = None if large is None else settings(loss, product.parts, device)
+    told = settings(loss, product.parts, device)
     if told is None:
+        return None
+    key = (told, *call_key(given))
+    large = loss._replays.remembered(key, lambda: _large(loss, core, call, product))
+    if large is None:
         return None
     # the number of positives per row determines tensor sizes, so it is read before recording
     width = widest(call.labels, call.labels if call.ref_labels is None else call.ref_labels) if large else None
-    key = (told, width, *call_key(given))
+    key = (*key, width)
     low = torch.promote_types(call.embeddings.dtype, call.reference.dtype)
     kind, owner = type(call), call.owner  # not the call itself: a recording must not keep the network's activations
 
@@ -163,6 +170,22 @@ class Replays:
     def __init__(self) -> None:
         self._known: OrderedDict[Hashable, float | Recording] = OrderedDict()
         self._lock = threading.Lock()
+        self._made: dict[Hashable, Any] = {}
+        self.seen: Seen | None = None
+        """The settings at the last call."""
+
+    def number(self, told: Hashable) -> int:
+        """A number for these settings, which is faster to look up than they are."""
+        found: int = self.remembered(told, lambda: next(NUMBERS))
+        return found
+
+    def remembered(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """What `make` gave at the first call with this key."""
+        if key not in self._made:
+            if len(self._made) >= 8 * MOST:
+                self._made.clear()
+            self._made[key] = make()
+        return self._made[key]
 
     def __deepcopy__(self, memo: Any) -> Replays:
         return Replays()
@@ -359,18 +382,54 @@ def settings(loss: nn.Module, parts: Sequence[Part | None], device: torch.device
     None if it cannot be recorded: a custom class, a hook, an attribute that may change unnoticed, or a parameter that
     is sharded, otherwise special, or on another device.
     """
+    kept, seen = loss._replays, loss._replays.seen
+    if seen is None or not seen.holds(parts):
+        seen = kept.seen = _look(loss, parts)
+    if seen.told is None or any(x.device != device for x in seen.learned):
+        return None
+    return kept.number(seen.told), *((x.data_ptr(), x.dtype, x.shape, x.requires_grad) for x in seen.held)
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """The plain attributes of a loss and of its parts, and what they were read from, so that a change is noticed.
+
+    Args:
+        parts: the parts.
+        read: the dictionaries of attributes, parameters, submodules and hooks.
+        values: the objects in them.
+        learned: the parameters.
+        held: the parameters and buffers.
+        told: the plain attributes; None if the loss cannot be recorded.
+    """
+
+    parts: tuple[Part | None, ...]
+    read: list[dict[str, Any]]
+    values: list[Any]
+    learned: list[nn.Parameter]
+    held: list[Tensor]
+    told: tuple[Any, ...] | None
+
+    def holds(self, parts: Sequence[Part | None]) -> bool:
+        """Whether the parts, and all objects in the dictionaries, are still the same ones."""
+        values = list(chain.from_iterable(map(dict.values, self.read)))
+        same = len(values) == len(self.values) and all(map(is_, values, self.values))
+        return same and len(parts) == len(self.parts) and all(map(is_, parts, self.parts))
+
+
+def _look(loss: nn.Module, parts: Sequence[Part | None]) -> Seen:
     told: list[Any] = []
-    learned = list(loss.parameters())
-    if any(type(x) is not nn.Parameter or x.device != device for x in learned):
-        return None
-    modules = list(loss.modules())
+    read: list[dict[str, Any]] = [vars(x) for x in parts if hasattr(x, "__dict__")]
+    read += [held for attributes in read for name, held in attributes.items() if name in HOOKS]
     # all that a loss computes follows from its settings, except for hooks
-    if any(x is not None and (not _ours(type(x)) or hooked(x)) for x in parts):
-        return None
-    if not all(_ours(type(one)) and _told(one, told) for one in modules):
-        return None
-    told.extend((x.data_ptr(), x.dtype, x.shape, x.requires_grad) for x in (*learned, *loss.buffers()))
-    return tuple(told)
+    plain = not any(x is not None and (not _ours(type(x)) or hooked(x)) for x in parts)
+    plain = plain and all(_ours(type(one)) and _told(one, told, read) for one in loss.modules())
+    values = list(chain.from_iterable(map(dict.values, read)))
+    if list in map(type, values):  # may change in place
+        values.append(None)
+    learned = list(loss.parameters())
+    plain = plain and all(type(x) is nn.Parameter for x in learned)
+    return Seen(tuple(parts), read, values, learned, [*learned, *loss.buffers()], tuple(told) if plain else None)
 
 
 def _ours(kind: Any) -> bool:
@@ -380,25 +439,29 @@ def _ours(kind: Any) -> bool:
     return found
 
 
-def _told(one: Any, told: list[Any]) -> bool:
-    """Append the plain attributes of an object and of its parts; False if one of them is not plain."""
+def _told(one: Any, told: list[Any], read: list[dict[str, Any]]) -> bool:
+    """Append the plain attributes of an object and of its parts, and where they are; False if one is not plain."""
     told.append(type(one))
-    module = isinstance(one, nn.Module)
-    for name, value in getattr(one, "__dict__", {}).items():
+    module, held = isinstance(one, nn.Module), getattr(one, "__dict__", {})
+    read.append(held)
+    for name, value in held.items():
         if module and name in INNER:
+            if isinstance(value, dict):
+                read.append(value)
             if name in HOOKS and value:
                 return False
-        elif name not in CHANGING and not all(_plain(x, told) for x in (value if type(value) in LISTS else (value,))):
-            return False
+        elif name not in CHANGING:
+            if not all(_plain(x, told, read) for x in (value if type(value) in LISTS else (value,))):
+                return False
     return True
 
 
-def _plain(value: Any, told: list[Any]) -> bool:
+def _plain(value: Any, told: list[Any], read: list[dict[str, Any]]) -> bool:
     """Append an attribute, or those of a part; False if it is not plain. Parameters are handled elsewhere."""
     if type(value) in PLAIN:
         told.append(value)
     elif _ours(type(value)) and not isinstance(value, nn.Module):
-        return _told(value, told)
+        return _told(value, told, read)
     elif not isinstance(value, nn.Module | nn.Parameter):
         if isinstance(value, Tensor) or type(value).__hash__ is None:  # a tensor may be part of another graph
             return False

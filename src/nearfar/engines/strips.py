@@ -14,7 +14,7 @@ from torch import Tensor
 
 from nearfar._utils.tensors import over
 from nearfar.engines.spec import AROUND, BELOW_TOP, LINE, LOSSES, MOMENTS, fold_outputs
-from nearfar.engines.tiles import Tile, TileGradients, Tiles, descend_
+from nearfar.engines.tiles import FAR, Tile, TileGradients, Tiles, descend_
 from nearfar.sets.entropic import LOWEST
 
 __all__ = ["Strips"]
@@ -319,6 +319,8 @@ class Strips(Tiles):
         for tile in self.tiles():
             s, g, here = self.scores(tile), self.buffer("sum", tile).zero_(), tile.rows
             near = s.gather(1, place[here])
+            # hides all but negatives: no loss but that of a line differs from 0 there
+            self.members_(s, tile, math.copysign(FAR, -spec.a))
             for p in range(place.shape[1]):
                 there = real[here, p].double()
                 l, slope, factor, alive = self._of_positive(s, near[:, p, None], tile)
@@ -329,7 +331,8 @@ class Strips(Tiles):
                 by_near[here, p] = torch.where(there > 0, there * pull * factor, 0.0).to(s.dtype)
                 g.addcmul_(slope, (there * factor).to(s.dtype)[:, None])
             if pulls is not None:
-                pulls.add(tile, s, self.weighed_(g, tile), 1.0)
+                s.scatter_(1, place[here], near)
+                pulls.add(tile, s, self.weighed_(g, tile).scatter_add_(1, place[here], -by_near[here]), 1.0)
         none = [torch.zeros_like(total) for _ in range(3)]
         gradients = [self.x.new_empty(0) for _ in range(3)] if pulls is None else pulls.found()
         return [total, size, seen, *none, by_near, *gradients]
@@ -337,22 +340,28 @@ class Strips(Tiles):
     def _of_positive(self, s: Tensor, near: Tensor, tile: Tile) -> tuple[Tensor, Tensor, float, Tensor | None]:
         """Losses, slopes up to a factor, the factor, and which triplets count (None: all), of one positive a row."""
         spec, l = self.spec, self.buffer("l", tile)
-        if self.stepped and spec.a == spec.scale == 1.0 and not spec.band:
-            z = l = torch.sub(s, near - self.b, out=l).clamp_min_(0.0)
-        else:
-            z = torch.sub(s, near, out=self.buffer("x", tile))
-            self.losses(z, l)
-        alive = torch.gt(self.members_(l, tile), 0.0, out=self.buffer("alive", tile)) if spec.drop else None
+        if self.stepped and spec.a == spec.scale == 1.0 and (not spec.band or spec.low == -self.b):
+            if spec.band:  # z < high by the difference itself, so that ties are exact; z > low where there is a loss
+                torch.threshold_(torch.sub(near, s, out=l), -spec.high, self.b)
+                self.affine(l, -1.0, self.b, l).clamp_min_(0.0)
+            else:
+                torch.sub(s, near - self.b, out=l).clamp_min_(0.0)
+            slope = torch.sign(l, out=self.buffer("slope", tile))
+            return l, slope, 1.0, slope if spec.band or spec.drop else None
+        z, alive = torch.sub(s, near, out=self.buffer("x", tile)), None
+        self.losses(z, l)
+        if spec.drop:
+            alive = torch.gt(l, 0.0, out=self.buffer("alive", tile))
         if spec.band:
-            inside = self.members_(torch.lt(z, spec.high, out=self.buffer("coef", tile)), tile)
-            if not (spec.drop and self.stepped and spec.a == 1.0 and spec.low == -self.b):  # losses imply the bound
-                inside.mul_(torch.gt(z, spec.low, out=self.buffer("slope", tile)))
-            l.mul_(inside)
+            inside = torch.lt(z, spec.high, out=self.buffer("coef", tile))
+            inside.mul_(torch.gt(z, spec.low, out=self.buffer("slope", tile)))
             alive = inside if alive is None else alive.mul_(inside)
-        elif alive is None:
+        if alive is not None:
+            l.mul_(alive)
+        elif spec.shape == LINE:
             self.members_(l, tile)
         if self.stepped:
-            return l, self._steps(l, alive if spec.drop else None, tile), spec.scale * spec.a, alive
+            return l, torch.sign(l, out=self.buffer("raw", tile)), spec.scale * spec.a, alive
         slope, factor = self._raw_slope(None, None, z, tile)
         return l, slope if alive is None else slope.mul_(alive), factor, alive
 

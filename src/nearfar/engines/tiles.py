@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import compress
 
 import torch
 from torch import Tensor
@@ -78,6 +79,8 @@ class Tiles:
         self.listed, self.samples, self.weights = given
         self.more = list(left)
         self.floor = None if floor is None else floor.detach().to(self.x.dtype).clamp(-FAR, FAR)
+        self.mined = floor is not None
+        """Whether a miner keeps the scores above a floor."""
         # in float64: under float64 scores, a float32 offset must not round the constant
         self.b = spec.b if offset is None else float(spec.b + spec.by_offset * offset.detach().double())
         self._buffers = dict[str, Tensor]()
@@ -205,11 +208,6 @@ class Tiles:
         """Whether the slope of a pair loss is 1 where the loss is positive and else 0, up to a factor."""
         return self.spec.shape == POWER and self.spec.power == 1.0 and self.spec.scale > 0
 
-    @property
-    def mined(self) -> bool:
-        """Whether a miner keeps the scores above a floor."""
-        return self.floor is not None
-
     # ------------------------------------------------------------------------------------ members
 
     def members_(self, x: Tensor, tile: Tile, absent: float = 0.0) -> Tensor:
@@ -286,10 +284,9 @@ class Tiles:
         place = self.more[0]
         found = self.x.new_empty(place.shape)
         for here, cols, at in self._bands(place):
-            if cols is None and self.spec.similarity:
-                found[here] = (self.y[at] - self.x[here, None]).square_().sum(dim=2).neg_()
-            elif cols is None:
-                found[here] = (self.y[at] * self.x[here, None]).sum(dim=2)
+            if cols is None:
+                x, y = self.x[here, None], self.y[at]
+                found[here] = (y - x).square_().sum(dim=2).neg_() if self.spec.similarity else (y * x).sum(dim=2)
             else:
                 found[here] = (self.sides[0][here] @ self.sides[1][cols].T).gather(1, at)
         if self.spec.similarity == 2:
@@ -320,15 +317,14 @@ class Tiles:
         tall = step if gathers else BAND
         starts = range(0, self.n, tall)
         live = [True] * len(starts) if slope is None or not number else _in_bands(slope, tall).any(dim=1).tolist()
-        bounds = (
-            ((0, self.m),) * len(starts) if gathers else torch.stack(_in_bands(place, tall).aminmax(dim=1), 1).tolist()
-        )
-        for r0, some, (low, high) in zip(starts, live, bounds, strict=True):
+        sides = () if gathers else _in_bands(place, tall).aminmax(dim=1)
+        bounds = zip(*(x.tolist() for x in sides), strict=True) if sides else [(0, self.m)] * len(starts)
+        for r0, (low, high) in compress(zip(starts, bounds, strict=True), live):
             here = slice(r0, min(r0 + tall, self.n))
-            if some and not gathers and high - low < max(4 * BAND, 16 * number):
+            if not gathers and high - low < max(4 * BAND, 16 * number):
                 yield here, slice(low, high + 1), place[here] - low
                 continue
-            for first in range(r0, here.stop, step) if some else ():
+            for first in range(r0, here.stop, step):
                 part = slice(first, min(first + step, here.stop))
                 yield part, None, place[part]
 

@@ -22,8 +22,9 @@ from nearfar._utils.tensors import check_labels
 from nearfar.geometry.constraints import splits
 from nearfar.geometry.separation import check_inputs, strips
 from nearfar.geometry.spaces import Metric, Space, center, space_of
+from nearfar.losses.spread import LEAST, spread
 
-__all__ = ["ROWS", "isometric_bound", "lift", "separated_metric"]
+__all__ = ["isometric_bound", "least_spread", "lift", "separated_metric"]
 
 ROWS = 60
 """The linear program is solved for at most this many rows."""
@@ -32,28 +33,38 @@ TOLERANCE = 1e-9
 
 
 @torch.no_grad()
-def isometric_bound(embeddings: Tensor, labels: Tensor, *, margin: float = 0.0, metric: Metric = "euclidean") -> float:
+def isometric_bound(
+    embeddings: Tensor, labels: Tensor, *, margin: float = 0.0, metric: Metric = "euclidean", floor: float = 0.0
+) -> float:
     """The smallest isometric error of a separated metric, a lower bound of d_iso to all separated maps.
 
         d_iso(f, metrics) = max( H/2,  max over classes (D - 2μ + 2α)/3,  max over classes (α - μ),  0 )
 
     with D the diameter of a class, and μ its distance to the nearest row of another class; only classes of two rows or
     more count. Proved, with H/2 ≤ d_iso ≤ 2H/3 for α = 0, both tight. For a ladder the value is that of a linear
-    program (up to 60 rows), at most (R - 1)·H for nested labels of R rungs.
+    program (up to 60 rows), at most H if labels are nested.
 
     Args:
         embeddings: [N, n].
         labels: [N] integers, or a relevance [N, N]; see `hardness`.
         margin: α, by which triplets must be separated.
         metric: "euclidean", or "angle": radians between unit rows.
+        floor: κ, with metric="angle": only maps whose spread V (`SpreadFloor`) is at least κ count. Proved: their d_iso
+            is at least arcsin(κ - V) too, because V, the mean of sin² of the angles, moves by at most sin t.
 
     >>> round(isometric_bound(torch.tensor([[-1.0], [0.0], [1.0], [0.0]]), torch.tensor([0, 0, 0, 1])), 6)
     0.666667
     """
+    if floor and (metric != "angle" or not 0 < floor <= 1):
+        raise ValueError(
+            f'isometric_bound: floor must be a spread from 0 to 1 of unit rows, with metric="angle", but came as '
+            f"{floor!r} with metric={metric!r}."
+        )
     space, x, y = _prepare("isometric_bound", embeddings, labels, margin, metric)
+    least = math.asin(max(0.0, floor - float(spread(x)))) if floor else 0.0
     if y.ndim == 2:
-        return _program(space.distances(x, x), y, margin)[0]
-    return _formula(*_reaches(x, y, space), y, margin)
+        return max(least, _program(space.distances(x, x), y, margin)[0])
+    return max(least, _formula(*_reaches(x, y, space), y, margin))
 
 
 @torch.no_grad()
@@ -113,6 +124,26 @@ def lift(embeddings: Tensor, labels: Tensor) -> Tensor:
     delta = math.sqrt(max(0.0, float(excess.max()))) if len(x) else 0.0
     marks = (labels[:, None] == known).to(x) * (delta / math.sqrt(2))
     return torch.cat([embeddings.detach().double(), marks], dim=1)
+
+
+def least_spread(value: float, *, floor: float = 0.5, weight: float = 1.0) -> float:
+    """The least spread V of a run of `SpreadFloor` that never raises its value F: V ≥ κ·exp(-F/w) - 10⁻⁶.
+
+    Proved for any loss L ≥ 0: w·log(κ/(V + 10⁻⁶)) ≤ F, which is at most its first value. It holds for the F that
+    descends: that of all rows if they are one batch.
+
+    Args:
+        value: F at the start.
+        floor: κ.
+        weight: w.
+
+    >>> round(least_spread(0.7), 3)
+    0.248
+    """
+    check_positive("least_spread", "value", value, zero=True)
+    check_positive("least_spread", "floor", floor)
+    check_positive("least_spread", "weight", weight)
+    return max(0.0, floor * math.exp(-value / weight) - LEAST)
 
 
 def _prepare(

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from nearfar._utils.settings import Number
 from nearfar._utils.shortcuts import Part, check_part
-from nearfar._utils.tensors import hidden, readable
+from nearfar._utils.tensors import hidden, mask_of, readable
 from nearfar.groups._groupings import Grouping, Problem, Problems, Product, Values
 from nearfar.links import Terms
 from nearfar.miners import ScoredPairs
@@ -200,7 +200,9 @@ def hardness(pairs: ScoredPairs) -> Tensor:
 def positives(pairs: ScoredPairs) -> tuple[Tensor, Tensor]:
     """Measure [n, P] and columns [n, P] of the positive pairs of each row, padded with columns of measure 0."""
     count = max(1, pairs.relation.width(pairs.positive))
-    place = (pairs.positive > 0).to(torch.int8).sort(dim=1, descending=True, stable=True).indices[:, :count]
+    # the first columns have the largest numbers; faster than a stable sort of the mask
+    order = torch.arange(pairs.positive.shape[1], 0, -1, device=pairs.positive.device, dtype=torch.float32)
+    place = (mask_of(pairs.positive) * order).topk(count, dim=1).indices
     return pairs.positive.gather(1, place), place
 
 

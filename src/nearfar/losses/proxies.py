@@ -19,7 +19,7 @@ from nearfar.links import Add
 from nearfar.losses.factors import Factors, softmax_factors
 from nearfar.losses.recipe import Composed
 from nearfar.losses.robust import Call
-from nearfar.pairs import AngularMargin, Linear
+from nearfar.pairs import AngularMargin, Linear, are_opposite
 from nearfar.relations.relation import Relation
 from nearfar.sets import KL
 from nearfar.similarity import NegSquaredEuclidean
@@ -102,8 +102,10 @@ class ClassSoftmax(Proxies, ABC):
         raw, own, relation = widen(inner.embeddings, inner.ref_emb), labels.long(), cast(Relation, inner.labels)
         rows = distance_rows(product.similarity, relation, raw, product.similarity.prepared(*raw), look=True)
         scores = product.similarity.scores(*rows).to(raw[0].dtype)
-        logit = -product.positive(scores.gather(1, own[:, None]), +1)
-        return cross_entropy(product.negative(scores, -1).scatter(1, own[:, None], logit), own)
+        logits = product.negative(scores, -1)
+        if not are_opposite(product.positive.form(+1), product.negative.form(-1)):
+            logits = logits.scatter(1, own[:, None], -product.positive(scores.gather(1, own[:, None]), +1))
+        return cross_entropy(logits, own)
 
     def _of_all(self) -> bool:
         """Whether the own class is in the denominator."""

@@ -77,16 +77,13 @@ class Call:
         if self.indices is not None:
             check_indices(self.owner, self.indices, self.shape)
         if isinstance(self.labels, Relation):
-            check_relation(
-                self.owner, self.labels, self.embeddings, self.ref_emb, (self.ref_labels, self.ids, self.ref_ids)
-            )
+            more = self.ref_labels, self.ids, self.ref_ids
+            check_relation(self.owner, self.labels, self.embeddings, self.ref_emb, more)
             return self.labels
         ids: Any = {"ids": self.ids, "ref_ids": self.ref_ids}
         if self.labels is None:
             if self.indices is None:
-                raise ValueError(
-                    f"{self.owner}: labels are missing; pass a 1-D integer tensor, an nf.Relation, or an index tuple."
-                )
+                raise ValueError(f"{self.owner}: labels are missing; pass integers [n], a Relation or an index tuple.")
             # no two rows are positives of each other, which needs no matrix
             n, m = self.shape
             each = torch.arange(n + m, device=self.embeddings.device)
@@ -151,11 +148,12 @@ class Loss(Settings, ABC):
     def _judged(self, call: Call) -> Tensor:
         """Validate the embeddings, then compute the value without autocast."""
         tensors.check_embeddings(self.owner, "embeddings", call.embeddings)
-        with torch.autocast(device_type=call.embeddings.device.type, enabled=False):
-            recorded = call.embeddings.device.type in DEVICES and not torch.compiler.is_compiling()
+        device = call.embeddings.device.type
+        cast = torch.compiler.is_compiling() or torch.is_autocast_enabled(device)
+        with torch.autocast(device_type=device, enabled=False) if cast else nullcontext():
+            recorded = device in DEVICES and not torch.compiler.is_compiling()
             core = self._core() if recorded else None
-            value = None if core is None else replayed(self, core, call)
-            if value is not None:
+            if core is not None and (value := replayed(self, core, call)) is not None:
                 return value
             tensors.check_placed(self.owner, self, call.embeddings.device)
             return self._value(call)

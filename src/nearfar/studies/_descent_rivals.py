@@ -35,7 +35,7 @@ def _on(name: str, splits: int, steps: int) -> dict[str, Any]:
     return {method: interval([each[method] for each in found]) for method in METHODS}
 
 
-def _splits(name: str, splits: int) -> Iterator[tuple[NDArray[Any], ...]]:
+def _splits(name: str, splits: int) -> Iterator[tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]]:
     """Standardized training and test rows, and their labels."""
     from sklearn import datasets
     from sklearn.model_selection import train_test_split
@@ -44,9 +44,9 @@ def _splits(name: str, splits: int) -> Iterator[tuple[NDArray[Any], ...]]:
     load = {"wine": datasets.load_wine, "breast cancer": datasets.load_breast_cancer, "digits": datasets.load_digits}
     x, y = load[name](return_X_y=True)
     for split in range(splits):
-        train, test, *labels = train_test_split(x, y, test_size=0.3, stratify=y, random_state=split)
+        train, test, given, truth = train_test_split(x, y, test_size=0.3, stratify=y, random_state=split)
         scaler = StandardScaler().fit(train)
-        yield scaler.transform(train), scaler.transform(test), *labels
+        yield scaler.transform(train), scaler.transform(test), given, truth
 
 
 def hyperplanes(splits: int = 10, steps: int = 60) -> dict[str, Any]:

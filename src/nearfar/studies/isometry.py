@@ -109,8 +109,8 @@ def binding_pairs(x: Tensor, y: Tensor, iso: geometry.Separation) -> list[str]:
     program, start = Program("iso", x.numpy(), y.numpy()), iso.map.numpy()
     apart = program.differences(start)[0]
     found = []
-    for pair in np.flatnonzero(abs(apart) > 0.999 * iso.upper):
-        sign = np.sign(apart[pair])
+    for pair in np.flatnonzero(abs(apart) > 0.999 * iso.upper).tolist():
+        sign = float(np.sign(apart[pair]))
 
         def difference(g: Any, pair: int = pair, sign: float = sign) -> tuple[float, Any]:
             apart, slopes = program.differences(g)
