@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import nearfar as nf
 from nearfar.data import DataSet, Tensors, correct, open_data
 from nearfar.evaluation import Vectors, neighbors
-from nearfar.inspection import inspect
+from nearfar.inspection import inspect, write_page
 from nearfar.inspection._samples import read
 
 HOSTILE = "<script>alert(1)</script>\"'<img src=x onerror=alert(2)>"
@@ -94,7 +94,9 @@ def test_the_corrections_are_taken_by_data_and_by_train(found, planted, tmp_path
     gone = {"kind1/again.jpg", "kind1/mirror.png", "kind3/part.png", "kind0/leak.png", "kind0/two.png"}
     assert set(before.train.names) - set(after.train.names) == gone
     assert set(before.test.names) - set(after.test.names) == {"kind2/broken.png"}
-    classes = {name: after.train.classes[label] for name, label in zip(after.train.names, after.train.labels, strict=True)}
+    classes = {
+        name: after.train.classes[label] for name, label in zip(after.train.names, after.train.labels, strict=True)
+    }
     assert classes["kind2/wrong.png"] == "kind0"
     assert all(name.startswith(label) for name, label in classes.items() if name != "kind2/wrong.png")
 
@@ -248,7 +250,9 @@ def test_bad_corrections_are_one_sentence(tmp_path, row, says):
 
 def test_ignore_wins_and_a_class_of_the_other_side_leaves(tmp_path):
     file = tmp_path / "c.csv"
-    text = "name,side,action,label\na,train,relabel,y\na,,ignore,\nb,train,relabel,z\nc,test,ignore,\nd,train,relabel,x\n"
+    text = (
+        "name,side,action,label\na,train,relabel,y\na,,ignore,\nb,train,relabel,z\nc,test,ignore,\nd,train,relabel,x\n"
+    )
     file.write_text(text, encoding="utf-8")
     train = Tensors(torch.eye(5), [0, 1, 0, 1, 1], names=["a", "b", "c", "d", "e"], classes=("x", "y"))
     test = Tensors(torch.eye(2), [0, 0], names=["c", "f"], classes=("z",))
@@ -292,11 +296,11 @@ def test_no_matrix_of_all_pairs_is_made(monkeypatch):
 
 @pytest.mark.browser
 def test_the_page_in_a_browser(planted, tmp_path, tmp_path_factory):
-    material = read(planted, None, None, None, None)
+    material = read(planted, None, None, None, None, None)
     names = [HOSTILE if name == "kind0/leak.png" else name for name in material.names]
     classes = tuple(HOSTILE if name == "kind0" else name for name in material.classes)
     made = type(material)(**{**vars(material), "names": names, "classes": classes})
-    page = inspect(made).page(tmp_path / "p.html", title=HOSTILE)
+    page = write_page(tmp_path / "p.html", inspect(made), title=HOSTILE)
     browser = Browser(tmp_path_factory.mktemp("profile"))
     try:
         browser.open(page, ".query")
