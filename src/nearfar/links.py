@@ -1,7 +1,5 @@
 """Links combine the positive and the negative value of an anchor; without a link they are added."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
@@ -12,6 +10,7 @@ from torch.nn.functional import softplus
 from nearfar._utils.checks import check_number, check_positive
 from nearfar._utils.settings import Number
 from nearfar._utils.shortcuts import Part
+from nearfar._utils.tensors import mask_of
 from nearfar.pairs import smooth_hinge
 
 __all__ = ["Add", "HingeLink", "LiftedLink", "Link", "PerPositive", "ShareLink", "Sides", "SoftplusLink", "Terms"]
@@ -157,7 +156,7 @@ class PerPositive(Link, swift=True):
 
     def forward(self, sides: Sides) -> tuple[Terms, ...]:  # noqa: D102
         values = softplus(sides.negative[:, None] + sides.losses, threshold=40.0)
-        present = (sides.measure > 0) & sides.has_negative[:, None]
+        present = mask_of(sides.measure) & sides.has_negative[:, None]
         return (Terms(torch.where(present, values, 0.0), sides.measure),)
 
 
@@ -178,5 +177,5 @@ class LiftedLink(Link, swift=True):
         row = torch.where(sides.has_negative, sides.negative, -1e30)[:, None]
         col = torch.where(sides.has_columns, sides.columns, -1e30)
         values = torch.relu(torch.logaddexp(row, col) + sides.losses) ** 2 / 2
-        present = (sides.measure > 0) & (sides.has_negative[:, None] | sides.has_columns)
+        present = mask_of(sides.measure) & (sides.has_negative[:, None] | sides.has_columns)
         return (Terms(torch.where(present, values, 0.0), sides.measure),)

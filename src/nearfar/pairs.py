@@ -5,18 +5,16 @@ whole loss as a few numbers, which a kernel can compute) are optional: engines t
 them, and tests compare them with autograd.
 """
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, ClassVar, Literal, Never, dataclass_transform
+from typing import Any, ClassVar, Literal, dataclass_transform
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from nearfar._utils.keywords import no_such_name
+from nearfar._utils.keywords import suggest_names
 from nearfar._utils.settings import Number, Positive, Settings, ZeroOrMore
 from nearfar._utils.shortcuts import Part
 
@@ -75,6 +73,15 @@ class PairForm:
         if self.shape == "pace":
             return self.scale * torch.relu(z) * (s - self.center)
         return self.scale * _raised(torch.relu(z), self.power)
+
+
+def are_opposite(positive: PairForm | None, negative: PairForm | None) -> bool:
+    """Whether the losses are linear, and l(s, +1) = -l(s, -1) for every score: both are the same logit."""
+    if positive is None or negative is None or not positive.shape == negative.shape == "line":
+        return False
+    lines = [(x.scale * x.a, x.scale * x.b) for x in (positive, negative)]
+    plain = positive.offset is negative.offset is None and all(isinstance(x, float | int) for x in sum(lines, ()))
+    return plain and lines[0] == (-lines[1][0], -lines[1][1])
 
 
 def _form(shape: str, *numbers: Any, **more: Any) -> PairForm:
@@ -153,9 +160,10 @@ class Hinge(PairLoss, swift=True):
         return self.start if self.offset is None else self.start + self.offset
 
     def _excess(self, s: Tensor, sign: int) -> Tensor:
+        if self.offset is None:
+            return s * -sign + (self.margin + sign * self.start)
         # subtract the start first: a float32 offset must not round it under float64 scores
-        above = self.start - s
-        return self.margin + sign * (above if self.offset is None else above + self.offset)
+        return self.margin + sign * (self.start - s + self.offset)
 
     def forward(self, s: Tensor, sign: int) -> Tensor:  # noqa: D102
         return smooth_hinge(self._excess(s, sign), self.smooth)
@@ -338,6 +346,4 @@ class AngularMargin(PairLoss, swift=True):
         return _form("line", self.scale, 0.0) if sign < 0 else None
 
 
-def __getattr__(name: str) -> Never:
-    """Raise an AttributeError that suggests the nearest existing name."""
-    raise no_such_name("nearfar.pairs", name, __all__)
+__getattr__ = suggest_names("nearfar.pairs", __all__)

@@ -10,10 +10,9 @@ rows are close together; `prepared` then moves the origin among them, which chan
 only some rows are close together, losses use float64 rows, or differences of rows (engines/distances.py).
 """
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -35,6 +34,7 @@ __all__ = [
     "called",
     "origin",
     "root",
+    "squares",
     "unit",
 ]
 
@@ -57,7 +57,7 @@ class _Unit(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         tiny = torch.finfo(x.dtype).tiny
-        top = torch.linalg.vector_norm(x, math.inf, dim=1, keepdim=True).clamp_min_(tiny)
+        top = x.abs().amax(dim=1, keepdim=True).clamp_min_(tiny)  # torch's norm of order inf is ten times slower
         scaled = x / top
         norm = torch.linalg.vector_norm(scaled, dim=1, keepdim=True)
         least = norm.clamp_min(tiny)
@@ -115,6 +115,70 @@ class _Root(torch.autograd.Function):
         return found
 
 
+class _Products(torch.autograd.Function):
+    """Products of rows x [n, d] and y [m, d]; without y, of x with itself, whose gradient takes a single product."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, y)
+        return x @ (x if y is None else y).T
+
+    @staticmethod
+    def backward(ctx: Any, *grad_output: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        (g,), (x, y), wants = grad_output, ctx.saved_tensors, ctx.needs_input_grad
+        if y is None:
+            return (g + g.T) @ x, None
+        return g @ y if wants[0] else None, g.T @ x if wants[1] else None
+
+
+class _Squares(torch.autograd.Function):
+    """Squared distances of rows x [n, d] and y [m, d] (None: the rows themselves), with few steps in the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, y)
+        return _plain_squares(x, x if y is None else y)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_output: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        (g,), (x, y), wants = grad_output, ctx.saved_tensors, ctx.needs_input_grad
+        if y is None:
+            return _slope(g + g.T, x, x), None
+        return _slope(g, x, y) if wants[0] else None, _slope(g.T, y, x) if wants[1] else None
+
+
+def _slope(g: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """Gradient of x, given that of all squared distances to y."""
+    return torch.addmm(x * g.sum(dim=1, keepdim=True), g, y, beta=2, alpha=-2)
+
+
+def _plain_squares(x: Tensor, y: Tensor) -> Tensor:
+    rows = (x * x).sum(dim=1)
+    cols = rows if y is x else (y * y).sum(dim=1)
+    return torch.addmm(rows[:, None] + cols, x, y.T, alpha=-2)
+
+
+def _alone() -> bool:
+    """Whether only autograd follows the operators: functions with a gradient of their own may be used."""
+    return not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is None
+
+
+def products(x: Tensor, y: Tensor) -> Tensor:
+    """All products [n, m] of rows x [n, d] and y [m, d]."""
+    if not (x.requires_grad or y.requires_grad) or not _alone():
+        return x @ y.T
+    found: Tensor = _Products.apply(x, None if y is x else y)  # type: ignore[no-untyped-call]
+    return found
+
+
+def squares(x: Tensor, y: Tensor) -> Tensor:
+    """All squared distances [n, m] of rows x [n, d] and y [m, d]; may be below 0 by rounding."""
+    if not (x.requires_grad or y.requires_grad) or not _alone():
+        return _plain_squares(x, y)
+    found: Tensor = _Squares.apply(x, None if y is x else y)  # type: ignore[no-untyped-call]
+    return found
+
+
 SAMPLE = 1024
 """Number of rows that are sampled to locate all rows."""
 BLOCK = 2**22
@@ -137,9 +201,14 @@ def origin(x: Tensor) -> Tensor:
     return torch.where(crowded, x.index_select(0, far.argmin(dim=0, keepdim=True))[0], 0.0)
 
 
-def _crowded(x: Tensor) -> bool:
-    """Whether `origin` may move: the same test in fewer steps, if reading is free; True for broken rows."""
+def _crowded(x: Tensor, unit: bool) -> bool:
+    """Whether `origin` may move: the same test in fewer steps, if reading is free; True for broken rows.
+
+    A crowd lies within an eighth of |mean| of the mean; if its rows are `unit` vectors, |mean| is thus at least 8/9.
+    """
     mean = x.mean(dim=0)
+    if unit and bool(mean.dot(mean) < 0.75):
+        return False
     far = torch.linalg.vector_norm(x - mean, dim=1).median()
     return not bool(far * far * CROWD >= mean.dot(mean))
 
@@ -157,13 +226,15 @@ class Similarity(Part, nn.Module, ABC):
         normalize: divide every row by its Euclidean norm first.
     """
 
-    shortcuts = ("norms", "shifts", "form")
+    shortcuts = ("norms", "shifts", "form", "of_squares")
     norms: bool = True
     """Whether `finish` reads the norms; False if a score is the product itself."""
     shifts: bool = False
     """Whether scores only depend on differences of rows, so that one vector may be subtracted from all."""
     form: Literal["dot", "squared", "distance"] | None = None
     """Whether a score is the product, -|x - y|² or -|x - y|; None for any other."""
+    of_squares: Callable[[Tensor], Tensor] | None = None
+    """A method that makes scores from squared distances; None if scores need the products."""
 
     def __init__(self, *, normalize: bool = True) -> None:
         super().__init__()
@@ -189,10 +260,12 @@ class Similarity(Part, nn.Module, ABC):
     def scores(self, x: Tensor, y: Tensor) -> Tensor:
         """All scores [n, m] between prepared rows x [n, d] and y [m, d]."""
         if not self.norms:
-            return x @ y.T
+            return products(x, y)
+        if self.of_squares is not None:
+            return self.of_squares(squares(x, y))
         rows = (x * x).sum(dim=1)
         cols = rows if y is x else (y * y).sum(dim=1)
-        return self.finish(x @ y.T, rows[:, None], cols[None, :])
+        return self.finish(products(x, y), rows[:, None], cols[None, :])
 
     def prepared(self, x: Tensor, y: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Convert raw rows x [n, d] and y [m, d] (None: the rows themselves) to the form that `scores` takes."""
@@ -201,7 +274,7 @@ class Similarity(Part, nn.Module, ABC):
         if not self.shifts or not len(rows) or not len(cols):
             return rows, cols
         with torch.no_grad():
-            if readable(rows) and not _crowded(_some(rows, None if y is None else cols)):
+            if readable(rows) and not _crowded(_some(rows, None if y is None else cols), self.normalize):
                 return rows, cols  # most batches lie around the origin, which their own dtype suffices to tell
             start = origin(self.prepare(_wide(_some(x, y))))
         rows = self._moved(x, rows, start)
@@ -256,9 +329,7 @@ class Dot(Similarity, swift=True):
 
     def distance(self, scores: Tensor) -> Tensor:  # noqa: D102
         if not self.normalize:
-            raise ValueError(
-                "Dot: raw rows have no distance that their products alone could give; use Cosine or NegEuclidean."
-            )
+            raise ValueError("Dot: raw rows have no distance that products alone give; use Cosine or NegEuclidean.")
         return root(2 - 2 * scores)
 
 
@@ -275,6 +346,9 @@ class NegEuclidean(Similarity, swift=True):
     def finish(self, dot: Tensor, rows: Tensor, cols: Tensor) -> Tensor:  # noqa: D102
         return -root(rows + cols - 2 * dot)
 
+    def of_squares(self, square: Tensor) -> Tensor:  # noqa: D102
+        return -root(square)
+
     def distance(self, scores: Tensor) -> Tensor:  # noqa: D102
         return -scores
 
@@ -286,7 +360,10 @@ class NegSquaredEuclidean(Similarity, swift=True):
     form = "squared"
 
     def finish(self, dot: Tensor, rows: Tensor, cols: Tensor) -> Tensor:  # noqa: D102
-        return 2 * dot - rows - cols
+        return 2 * dot - (rows + cols)
+
+    def of_squares(self, square: Tensor) -> Tensor:  # noqa: D102
+        return -square
 
     def distance(self, scores: Tensor) -> Tensor:  # noqa: D102
         return root(-scores)
@@ -322,7 +399,7 @@ class Centers(Similarity):
         return dot
 
     def scores(self, x: Tensor, y: Tensor) -> Tensor:  # noqa: D102
-        each = (x @ y.reshape(-1, self.dim).T).reshape(len(x), len(y), -1)
+        each = products(x, y.reshape(-1, self.dim)).reshape(len(x), len(y), -1)
         if not isinstance(self.gamma, Tensor) and self.gamma == 0:
             return each.amax(dim=2)
         return (torch.softmax(each / self.gamma, dim=2) * each).sum(dim=2)

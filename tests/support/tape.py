@@ -66,6 +66,7 @@ def tape_calls(monkeypatch):
         return start, found
 
     monkeypatch.setattr(replays, "record", record)
+    monkeypatch.setattr(replays, "TRACED", frozenset())
     for module in (replays, robust):
         monkeypatch.setattr(module, "DEVICES", frozenset({"cpu"}))
     monkeypatch.setattr(robust.RobustLoss, "_warn", lambda *given: None)  # reads on a CPU alone

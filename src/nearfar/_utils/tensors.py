@@ -5,10 +5,6 @@ Sets, groups, links, miners and engines share these few lines, so that an empty 
 everywhere.
 """
 
-from __future__ import annotations
-
-import math
-
 import torch
 from torch import Tensor, nn
 
@@ -38,12 +34,13 @@ def check_embeddings(owner: str, name: str, x: Tensor, *, finite: bool = True) -
         )
     if not x.is_floating_point():
         raise TypeError(f"{owner}: {name} must be floating point, but came as {x.dtype}; call .float() on it.")
-    if finite and readable(x):
+    if finite and readable(x) and not math.isfinite(x.detach().sum().item()):
         _check_finite(owner, name, x)
 
 
 def _check_finite(owner: str, name: str, x: Tensor) -> None:
-    if math.isfinite(float(x.detach().sum())):
+    whole = x.detach().sum()
+    if bool(whole - whole == 0):  # the answer is read, not the sum: a recording cannot read what always differs
         return  # no NaN or infinity vanishes in a sum; a sum that overflows is examined further
     # in parts, because one mask would take a quarter of the embeddings' memory, and temporaries more
     finite = torch.cat([torch.isfinite(rows).all(dim=1) for rows in torch.split(x.detach(), 8192)])
@@ -109,7 +106,9 @@ def check_reference(owner: str, embeddings: Tensor, ref_emb: Tensor | None, ref_
 
 def check_reference_rows(owner: str, embeddings: Tensor, ref_emb: Tensor) -> None:
     """Require reference rows [m, d] of the dimension of the embeddings and on their device."""
-    check_embeddings(owner, "ref_emb", ref_emb)
+    check_embeddings(owner, "ref_emb", ref_emb, finite=False)
+    if readable(ref_emb):
+        _check_finite(owner, "ref_emb", ref_emb)
     if ref_emb.shape[1] != embeddings.shape[1]:
         raise ValueError(
             f"{owner}: ref_emb must be as wide as embeddings ({embeddings.shape[1]}), but is {ref_emb.shape[1]} wide."
@@ -160,13 +159,17 @@ def weighted(x: Tensor, w: Tensor) -> Tensor:
 
 def over(x: Tensor, amount: Tensor) -> Tensor:
     """The quotient x / amount, or 0 if the amount is 0, which defines the value of an empty group."""
-    empty = amount == 0
-    return (x / amount.masked_fill(empty, 1)).masked_fill(empty, 0)
+    return x / (amount + (amount == 0))
 
 
 def hidden(l: Tensor, w: Tensor, fill: float = -torch.inf) -> Tensor:
     """Replace the losses of absent members by `fill`."""
-    return torch.where(w if w.dtype == torch.bool else w > 0, l, fill)
+    return torch.where(mask_of(w), l, fill)
+
+
+def mask_of(w: Tensor) -> Tensor:
+    """Which members of a measure are present."""
+    return w if w.dtype == torch.bool else w > 0
 
 
 def log_of(size: Tensor) -> Tensor:

@@ -1,11 +1,10 @@
 """`open_data`: open any data set by its name, or by the files at a path."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from nearfar._utils.checks import check_choice
 from nearfar.data._benchmarks import cars, cub, flowers, inshop, omniglot, sop
@@ -51,9 +50,7 @@ def open_data(
     check_on_corrupt("open_data", on_corrupt)
     for key, value in (("labels", labels), ("inputs", inputs)):
         if value is not None and name not in ("shards", "hf"):
-            raise ValueError(
-                f"open_data: {key} is for shards and hf, but came as {value!r} for {name!r}; leave it out."
-            )
+            raise ValueError(f"open_data: {key} is for shards and hf, but {value!r} came for {name!r}; leave it out.")
     if name == "glyphs":
         if path is not None:
             raise ValueError(
@@ -62,9 +59,7 @@ def open_data(
             )
         return _correct(of_glyphs(glyphs()), corrections)
     if path is None:
-        raise ValueError(
-            f"open_data: {name!r} needs a path, but none came; name the folder or file that holds the data."
-        )
+        raise ValueError(f"open_data: {name!r} needs a path, but none came; name the folder or file of the data.")
     options = {"labels": labels, "inputs": inputs, "on_corrupt": on_corrupt, "outside": outside}
     accepted = inspect.signature(READERS[name]).parameters
     data = READERS[name](Path(path), **{key: value for key, value in options.items() if key in accepted})
@@ -76,12 +71,7 @@ def _correct(data: DataSet, corrections: str | Path | None) -> DataSet:
 
 
 def kind_of(path: str | Path | None) -> str:
-    """The kind of data set at a path, as a name for `open_data`.
-
-    Raises:
-        FileNotFoundError: the path does not exist.
-        ValueError: its files are those of no kind, or of several.
-    """
+    """The kind of data set at a path, as a name for `open_data`."""
     if path is None:
         return "glyphs"
     if re.search(r"\.tar\b", str(path)) and re.search("[{}]|::", str(path)):
@@ -129,19 +119,8 @@ def of_glyphs(data: Glyphs) -> DataSet:
     return DataSet("glyphs", samples(data.train), samples(data.test))
 
 
-READERS: dict[str, Callable[..., DataSet]] = {
-    "omniglot": omniglot,
-    "cub": cub,
-    "flowers": flowers,
-    "cars": cars,
-    "sop": sop,
-    "inshop": inshop,
-    "folder": folder,
-    "manifest": manifest,
-    "vectors": vectors,
-    "shards": shards,
-    "hf": hf,
-}
+_READERS: tuple[Any, ...] = (omniglot, cub, flowers, cars, sop, inshop, folder, manifest, vectors, shards, hf)
+READERS: dict[str, Callable[..., DataSet]] = {read.__name__: read for read in _READERS}
 NAMES = ("glyphs", *READERS)
 SUFFIXES = {".npz": "vectors", ".csv": "manifest", ".tar": "shards"}
 MARKS = {

@@ -2,6 +2,7 @@
 
 from nearfar.engines.auto import by_list, by_other_engine, check_strips, fuses
 from nearfar.engines.dense import dense_pairs, dense_value
+from nearfar.engines.distances import distance_rows
 from nearfar.engines.plan import Plan, make_plan, plain_parts
 
 __all__ = [
@@ -11,6 +12,7 @@ __all__ = [
     "check_strips",
     "dense_pairs",
     "dense_value",
+    "distance_rows",
     "fuses",
     "make_plan",
     "plain_parts",

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from nearfar._utils.process_group import ProcessGroup
 from nearfar.relations.relation import EVERYTHING, Relation
-from nearfar.similarity import Similarity
+from nearfar.similarity import Similarity, squares
 
 __all__ = ["Raw", "distance_rows", "widen_near"]
 
@@ -70,7 +70,8 @@ def distance_rows(
 
 def any_near(relation: Relation, rows: Tensor, cols: Tensor) -> bool:
     """Whether any pair of two distinct samples is near; reads the values."""
-    most = torch.linalg.vector_norm(rows if relation.square else torch.cat([rows, cols]), dim=1).amax().square()
+    most = (rows * rows).sum(dim=1).amax()
+    most = most if relation.square else torch.maximum(most, (cols * cols).sum(dim=1).amax())
     bound, step = most * (2 / NEAR), max(1, min(EACH, rows.shape[1] // FEW))
     entries = ENTRIES if rows.device.type == "cpu" else ENTRIES_ON_GPU
     tall = max(16, entries // max(1, len(cols)))
@@ -89,12 +90,16 @@ def _near(relation: Relation, here: slice, rows: Tensor, cols: Tensor, bound: Te
     """Whether any squared distance between the rows `here` and their columns is below a bound."""
     # of a symmetric matrix, only the part right of the diagonal
     there = slice(here.start, None) if relation.square else EVERYTHING
-    x, y = rows[here], cols[there]
-    by_col = (y * y).sum(dim=1)
-    by_row = by_col[: len(x)] if relation.square else (x * x).sum(dim=1)
-    near = torch.addmm(by_col, x, y.T, alpha=-2) < (bound - by_row)[:, None]
+    if here == EVERYTHING:
+        near = squares(rows, cols) < bound
+    else:
+        x, y = rows[here], cols[there]
+        by_col = (y * y).sum(dim=1)
+        by_row = by_col[: len(x)] if relation.square else (x * x).sum(dim=1)
+        near = torch.addmm(by_col, x, y.T, alpha=-2) < (bound - by_row)[:, None]
     if relation.square:
-        return int(near.count_nonzero()) > len(x)  # more than the rows themselves
+        # at the rows themselves alone, in the part right of the diagonal
+        return not torch.equal(near, torch.eye(*near.shape, dtype=torch.bool, device=near.device))
     if not bool(near.any()):
         return False
     tile = relation.tile(here, there)  # a row may be its own reference

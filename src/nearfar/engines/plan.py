@@ -10,12 +10,13 @@ A loss that can be folded runs on the operators (operators.py), others in strips
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from nearfar._utils.shortcuts import learned_tensors, nested, swift, touched
+from nearfar._utils.shortcuts import Part, learned_tensors, nested, swift, touched
 from nearfar.groups._groupings import Product
 from nearfar.groups._triplets import difference
 from nearfar.miners import Miner, Window
@@ -56,9 +57,9 @@ class Plan:
         return "\n".join(f"  {line}" for line in lines)
 
 
-def plain_parts(product: Product) -> bool:
+def plain_parts(parts: Sequence[Part | None]) -> bool:
     """Whether all parts allow shortcuts, and none was modified on its instance."""
-    return swift(product.parts) and touched(product.parts) is None
+    return swift(parts) and touched(parts) is None
 
 
 def make_plan(product: Product) -> Plan:
@@ -116,7 +117,7 @@ def _refuse_fold(product: Product, fold: Fold) -> str | None:
 
 
 def _refuse_triplets(product: Product, fold: Fold) -> str | None:
-    """Why triplets, or values of positive pairs, cannot be folded, or None."""
+    """The reason why triplets, or values of positive pairs, cannot be folded; None if they can."""
     rule: Any = getattr(product.groups, "rule", None)
     form, over, name = product.negative.form(-1), product.over_negative, _name(product.groups)
     assert form is not None  # noqa: S101 - checked by the caller

@@ -1,21 +1,25 @@
-"""Small batches on a GPU: the default call is recorded as a CUDA graph and replayed.
+"""Small batches: the default call is recorded and replayed, on a GPU as a CUDA graph, on a CPU as a list of operators.
 
-A loss of 128 rows runs some 200 short kernels, and launching them takes longer than their work. After `WAIT` calls with
-equal shapes and settings, forward and backward are recorded once; later calls copy their rows into the recording,
-replay it, and copy value and gradients out. The results are those of the dense engine. A changed setting makes a new
-recording, and create_graph=True recomputes by plain autograd. engine="dense" is never recorded, nor is a loss with
-a custom class, part or hook, which may do something that a recording cannot repeat.
+A loss of 128 rows runs some 200 short operators, and launching them takes longer than their work, as does autograd on a
+CPU. After `WAIT` calls with equal shapes and settings, forward and backward are recorded once; later calls replay the
+recording for their rows. The results are those of the dense engine. A changed setting makes a new recording, and
+create_graph=True recomputes by plain autograd. engine="dense" is never recorded, nor is a loss with a custom class,
+part or hook, which may do something that a recording cannot repeat.
 """
 
 from __future__ import annotations
 
 import copy
+import math
 import threading
 import warnings
 from abc import ABC
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 from functools import partial
+from itertools import chain, count
+from operator import is_
 from typing import Any, Generic, Protocol
 from weakref import WeakKeyDictionary
 
@@ -26,9 +30,9 @@ from nearfar._utils.checks import RECENT, capturing
 from nearfar._utils.cuda_graph import record
 from nearfar._utils.files import first_line
 from nearfar._utils.shortcuts import HOOKS, Part, hooked, hooked_globally
+from nearfar._utils.tape import Tape, trace
 from nearfar._utils.tensors import uses_tf32
-from nearfar.engines.auto import fuses
-from nearfar.engines.plan import Plan
+from nearfar.engines.auto import LEAST, fuses
 from nearfar.groups._groupings import Product
 from nearfar.sets.base import UncertaintySet
 
@@ -36,8 +40,12 @@ __all__ = ["DEVICES", "PAIRS", "Replays", "call_key", "replayed", "settings", "w
 
 WAIT = 3
 """Number of calls with the same shapes before one is recorded."""
-NEVER = -1
+NUMBERS = count()
+NEVER = -math.inf
 """Replaces the number of calls after a failed recording."""
+CREDIT, COST, PAUSE = 32, 8, 128
+"""A recording earns 1 for each call, up to `CREDIT`, and pays `COST` for one that must be computed as usual, because a
+number that was read from a tensor differs. If it cannot pay, it is dropped, and not made again for `PAUSE` calls."""
 MOST = 8
 """Maximum number of recordings of a loss; the least recently used is dropped first."""
 PAIRS = 2**22
@@ -46,7 +54,9 @@ TRIPLETS = 2**24
 """The same for n·m·m in losses over triplets."""
 FUSED = 2**31
 """Largest number of pairs of a recorded fused call; beyond it kernels take longer than their launch."""
-DEVICES = frozenset({"cuda"} if RECENT else ())
+DEVICES = frozenset({"cpu", "cuda"} if RECENT else ())
+TRACED = frozenset({"cpu"})
+"""Devices on which operators are listed; the others capture a graph."""
 TENSORS = frozenset({Tensor, nn.Parameter})
 BASES = frozenset({object, ABC, Generic, Protocol, nn.Module})
 KNOWN: WeakKeyDictionary[type[Any], bool] = WeakKeyDictionary()
@@ -74,14 +84,16 @@ def replayed(loss: Any, core: Any, call: Any) -> Tensor | None:
     device = call.embeddings.device
     if not all(x is None or (type(x) in TENSORS and x.device == device) for x in given) or watched():
         return None
-    product, plan = core._planned(product, len(call.embeddings))
-    large = _large(loss, core, call, product, plan)
-    told = None if large is None else settings(loss, product.parts, device)
+    told = settings(loss, product.parts, device)
     if told is None:
+        return None
+    key = (told, *call_key(given))
+    large = loss._replays.remembered(key, lambda: _large(loss, core, call, product))
+    if large is None:
         return None
     # the number of positives per row determines tensor sizes, so it is read before recording
     width = widest(call.labels, call.labels if call.ref_labels is None else call.ref_labels) if large else None
-    key = (told, width, *call_key(given))
+    key = (*key, width)
     low = torch.promote_types(call.embeddings.dtype, call.reference.dtype)
     kind, owner = type(call), call.owner  # not the call itself: a recording must not keep the network's activations
 
@@ -96,16 +108,19 @@ def replayed(loss: Any, core: Any, call: Any) -> Tensor | None:
     return value
 
 
-def _large(loss: Any, core: Any, call: Any, product: Product, plan: Plan) -> bool | None:
+def _large(loss: Any, core: Any, call: Any, product: Product) -> bool | None:
     """Whether a call must know its largest number of positives before it is recorded; None if it is not recorded."""
     n, m = len(call.embeddings), max([len(call.reference), *(len(x) for x in loss.parameters() if x.ndim)])
     if product.draws or core.engine not in ("auto", "fused") or not n * m:
         return None
-    triplets = product.groups.scope in ("positive", "triplets")
-    if core.engine == "auto" and n * m <= PAIRS and (not triplets or n * m * m <= TRIPLETS):
+    triplets, device = product.groups.scope in ("positive", "triplets"), call.embeddings.device.type
+    most = LEAST[device].operators - 1 if device in TRACED else PAIRS
+    if core.engine == "auto" and n * m <= most and (not triplets or n * m * m <= TRIPLETS):
         return False
+    product, plan = core._planned(product, n)
     if (
-        loss is not core
+        device in TRACED
+        or loss is not core
         or core.composed
         or n * m > FUSED
         or any(reads_device(x) for x in (product.over_positive, product.over_negative))
@@ -153,8 +168,24 @@ class Replays:
     """The recordings of one loss; a copy of the loss starts without any."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[Hashable, int | Recording] = OrderedDict()
+        self._known: OrderedDict[Hashable, float | Recording] = OrderedDict()
         self._lock = threading.Lock()
+        self._made: dict[Hashable, Any] = {}
+        self.seen: Seen | None = None
+        """The settings at the last call."""
+
+    def number(self, told: Hashable) -> int:
+        """A number for these settings, which is faster to look up than they are."""
+        found: int = self.remembered(told, lambda: next(NUMBERS))
+        return found
+
+    def remembered(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """What `make` gave at the first call with this key."""
+        if key not in self._made:
+            if len(self._made) >= 8 * MOST:
+                self._made.clear()
+            self._made[key] = make()
+        return self._made[key]
 
     def __deepcopy__(self, memo: Any) -> Replays:
         return Replays()
@@ -163,7 +194,7 @@ class Replays:
         return Replays, ()
 
     def value(self, key: Hashable, run: Run, loss: nn.Module, given: Given) -> Any:
-        """The result of `run(loss, given)` by a recording; None if there is none yet, or another thread uses it.
+        """The result of `run(loss, given)` by a recording; None if there is none for it, or another thread uses it.
 
         Args:
             key: equal for calls that differ only in the values of `given` and of the loss's parameters.
@@ -175,18 +206,22 @@ class Replays:
             return None
         try:
             found = self._recording(key, run, loss, given)
-            if found is None:
+            with torch.no_grad():
+                results = None if found is None else found.replay(given)
+            if found is None or results is None:
+                if found is not None and not found.pays():
+                    self._known[key] = -PAUSE
                 return None
             if not found.leaves:
-                return found.replay(given)[0]
-            return _Replayed.apply(found, partial(run, loss), len(given), *given, *_learned(loss))  # type: ignore[no-untyped-call]
+                return results[0]
+            return _Replayed.apply(found, results, partial(run, loss), len(given), *given, *_learned(loss))  # type: ignore[no-untyped-call]
         finally:
             self._lock.release()
 
     def _recording(self, key: Hashable, run: Run, loss: nn.Module, given: Given) -> Recording | None:
         """The recording for this key, made once the key came often enough; after a failure it is not tried again."""
         found = self._known.get(key, 0)
-        if isinstance(found, int) and found != NEVER:
+        if not isinstance(found, Recording):
             found += 1
             if found > WAIT:
                 found = _tried(run, loss, given)
@@ -197,15 +232,16 @@ class Replays:
         return found if isinstance(found, Recording) else None
 
 
-def _tried(run: Run, loss: nn.Module, given: Given) -> Recording | int:
+def _tried(run: Run, loss: nn.Module, given: Given) -> Recording | float:
     try:
         return Recording(run, loss, given)
     except RuntimeError as error:
-        warnings.warn(
-            f"{type(loss).__name__}: this call could not be recorded on the GPU ({first_line(error)}); it is "
-            'computed anew each time, which is slower; engine="dense" never records.',
-            stacklevel=2,
-        )
+        if given[0] is not None and given[0].device.type not in TRACED:
+            warnings.warn(
+                f"{type(loss).__name__}: this call could not be recorded on the GPU ({first_line(error)}); it is "
+                'computed anew each time, which is slower; engine="dense" never records.',
+                stacklevel=2,
+            )
         return NEVER
 
 
@@ -216,7 +252,9 @@ class Recording:
         wanted = torch.is_grad_enabled()
         loss = _twin(loss)
         learned = _learned(loss)
-        self.given = tuple(None if x is None else x.detach().clone() for x in given)
+        contiguous = torch.contiguous_format
+        mine = tuple(None if x is None else x.detach().clone(memory_format=contiguous) for x in given)
+        self.credit = 0
         self.leaves = [
             place for place, x in enumerate((*given, *learned)) if wanted and x is not None and x.requires_grad
         ]
@@ -224,7 +262,7 @@ class Recording:
 
         def body() -> tuple[Any, tuple[Tensor | None, ...]]:
             # gradients are at least float32, so that a scaled loss is scaled before rounding
-            rows = [_leaf(x, place in self.leaves) for place, x in enumerate(self.given)]
+            rows = [_leaf(x, place in self.leaves) for place, x in enumerate(mine)]
             every = (*rows, *learned)
             with torch.set_grad_enabled(bool(self.leaves)):
                 value = run(loss, tuple(rows))
@@ -233,21 +271,38 @@ class Recording:
             leaves = [x for place, x in enumerate(every) if x is not None and place in self.leaves]
             return value.detach(), torch.autograd.grad(value, leaves, allow_unused=True)
 
-        like = self.given[0]
+        like = mine[0]
         assert like is not None  # noqa: S101 - the embeddings
         # a replay advances the random state by itself: neither this run of the body nor a failed recording may
         with torch.random.fork_rng([like.device] if like.is_cuda else []):
-            self.start, (self.found, self.slopes) = record(body, like)
+            self.tape = trace(body, mine)[0] if like.device.type in TRACED else _capture(body, mine, like)
 
-    def replay(self, given: Given) -> tuple[Any, list[Tensor | None]]:
-        """Value and gradients for other tensors of the same shapes."""
-        with torch.no_grad():
-            for mine, x in zip(self.given, given, strict=True):
-                if mine is not None and x is not None:
-                    mine.copy_(x)
-            self.start()
-            found = self.found.clone() if isinstance(self.found, Tensor) else tuple(x.clone() for x in self.found)
-            return found, [None if x is None else x.clone() for x in self.slopes]
+    def replay(self, given: Given) -> Any:
+        """Value and gradients for other tensors of the same shapes; None if they must be computed as usual."""
+        found = self.tape([None if x is None else x.contiguous() for x in given])
+        if found is not None:
+            self.credit = min(self.credit + 1, CREDIT)
+        return found
+
+    def pays(self) -> bool:
+        """Pay for a call that had to be computed as usual; whether the recording is still worth its memory."""
+        self.credit -= COST
+        return self.credit >= 0
+
+
+def _capture(body: Callable[[], Any], mine: Given, like: Tensor) -> Tape:
+    """Record `body` as a graph, which reads from the tensors `mine`."""
+    start, (found, slopes) = record(body, like)
+
+    def replay(given: Given) -> Any:
+        for old, x in zip(mine, given, strict=True):
+            if old is not None and x is not None:
+                old.copy_(x)
+        start()
+        value = found.clone() if isinstance(found, Tensor) else tuple(x.clone() for x in found)
+        return value, [None if x is None else x.clone() for x in slopes]
+
+    return replay
 
 
 def _learned(loss: nn.Module) -> list[Tensor]:
@@ -278,11 +333,15 @@ class _Replayed(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, recording: Recording, run: Callable[[Given], Tensor], many: int, *inputs: Tensor | None
+        ctx: Any,
+        recording: Recording,
+        results: tuple[Tensor, Sequence[Tensor | None]],
+        run: Callable[[Given], Tensor],
+        many: int,
+        *inputs: Tensor | None,
     ) -> Tensor:
         ctx.run, ctx.many, ctx.leaves = run, many, recording.leaves
-        found: tuple[Tensor, list[Tensor | None]] = recording.replay(inputs[:many])
-        value, ctx.slopes = found
+        value, ctx.slopes = results
         # labels and ids are stored separately: plain autograd lets them change before the gradient is computed
         floating = [x is not None and x.is_floating_point() for x in inputs]
         ctx.save_for_backward(*(x if kept else None for x, kept in zip(inputs, floating, strict=True)))
@@ -303,7 +362,7 @@ class _Replayed(torch.autograd.Function):
             slopes = [None if x is None else x * grad for x in ctx.slopes]
         for place, slope in zip(ctx.leaves, slopes, strict=True):
             found[place] = None if slope is None else slope.to(inputs[place].dtype)
-        return None, None, None, *found
+        return None, None, None, None, *found
 
 
 def _version(x: Tensor) -> int:
@@ -323,18 +382,54 @@ def settings(loss: nn.Module, parts: Sequence[Part | None], device: torch.device
     None if it cannot be recorded: a custom class, a hook, an attribute that may change unnoticed, or a parameter that
     is sharded, otherwise special, or on another device.
     """
+    kept, seen = loss._replays, loss._replays.seen
+    if seen is None or not seen.holds(parts):
+        seen = kept.seen = _look(loss, parts)
+    if seen.told is None or any(x.device != device for x in seen.learned):
+        return None
+    return kept.number(seen.told), *((x.data_ptr(), x.dtype, x.shape, x.requires_grad) for x in seen.held)
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """The plain attributes of a loss and of its parts, and what they were read from, so that a change is noticed.
+
+    Args:
+        parts: the parts.
+        read: the dictionaries of attributes, parameters, submodules and hooks.
+        values: the objects in them.
+        learned: the parameters.
+        held: the parameters and buffers.
+        told: the plain attributes; None if the loss cannot be recorded.
+    """
+
+    parts: tuple[Part | None, ...]
+    read: list[dict[str, Any]]
+    values: list[Any]
+    learned: list[nn.Parameter]
+    held: list[Tensor]
+    told: tuple[Any, ...] | None
+
+    def holds(self, parts: Sequence[Part | None]) -> bool:
+        """Whether the parts, and all objects in the dictionaries, are still the same ones."""
+        values = list(chain.from_iterable(map(dict.values, self.read)))
+        same = len(values) == len(self.values) and all(map(is_, values, self.values))
+        return same and len(parts) == len(self.parts) and all(map(is_, parts, self.parts))
+
+
+def _look(loss: nn.Module, parts: Sequence[Part | None]) -> Seen:
     told: list[Any] = []
-    learned = list(loss.parameters())
-    if any(type(x) is not nn.Parameter or x.device != device for x in learned):
-        return None
-    modules = list(loss.modules())
+    read: list[dict[str, Any]] = [vars(x) for x in parts if hasattr(x, "__dict__")]
+    read += [held for attributes in read for name, held in attributes.items() if name in HOOKS]
     # all that a loss computes follows from its settings, except for hooks
-    if any(x is not None and (not _ours(type(x)) or hooked(x)) for x in parts):
-        return None
-    if not all(_ours(type(one)) and _told(one, told) for one in modules):
-        return None
-    told.extend((x.data_ptr(), x.dtype, x.shape, x.requires_grad) for x in (*learned, *loss.buffers()))
-    return tuple(told)
+    plain = not any(x is not None and (not _ours(type(x)) or hooked(x)) for x in parts)
+    plain = plain and all(_ours(type(one)) and _told(one, told, read) for one in loss.modules())
+    values = list(chain.from_iterable(map(dict.values, read)))
+    if list in map(type, values):  # may change in place
+        values.append(None)
+    learned = list(loss.parameters())
+    plain = plain and all(type(x) is nn.Parameter for x in learned)
+    return Seen(tuple(parts), read, values, learned, [*learned, *loss.buffers()], tuple(told) if plain else None)
 
 
 def _ours(kind: Any) -> bool:
@@ -344,25 +439,29 @@ def _ours(kind: Any) -> bool:
     return found
 
 
-def _told(one: Any, told: list[Any]) -> bool:
-    """Append the plain attributes of an object and of its parts; False if one of them is not plain."""
+def _told(one: Any, told: list[Any], read: list[dict[str, Any]]) -> bool:
+    """Append the plain attributes of an object and of its parts, and where they are; False if one is not plain."""
     told.append(type(one))
-    module = isinstance(one, nn.Module)
-    for name, value in getattr(one, "__dict__", {}).items():
+    module, held = isinstance(one, nn.Module), getattr(one, "__dict__", {})
+    read.append(held)
+    for name, value in held.items():
         if module and name in INNER:
+            if isinstance(value, dict):
+                read.append(value)
             if name in HOOKS and value:
                 return False
-        elif name not in CHANGING and not all(_plain(x, told) for x in (value if type(value) in LISTS else (value,))):
-            return False
+        elif name not in CHANGING:
+            if not all(_plain(x, told, read) for x in (value if type(value) in LISTS else (value,))):
+                return False
     return True
 
 
-def _plain(value: Any, told: list[Any]) -> bool:
+def _plain(value: Any, told: list[Any], read: list[dict[str, Any]]) -> bool:
     """Append an attribute, or those of a part; False if it is not plain. Parameters are handled elsewhere."""
     if type(value) in PLAIN:
         told.append(value)
     elif _ours(type(value)) and not isinstance(value, nn.Module):
-        return _told(value, told)
+        return _told(value, told, read)
     elif not isinstance(value, nn.Module | nn.Parameter):
         if isinstance(value, Tensor) or type(value).__hash__ is None:  # a tensor may be part of another graph
             return False

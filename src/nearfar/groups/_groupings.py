@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from nearfar._utils.shortcuts import Part
-from nearfar._utils.tensors import over
+from nearfar._utils.tensors import mask_of, over
 from nearfar.links import Link, Sides, Terms
 from nearfar.miners import Miner, ScoredPairs, present
 from nearfar.pairs import PairLoss
@@ -228,9 +228,7 @@ class Balanced(Grouping, swift=True):
 
     def check(self, positive: UncertaintySet, negative: UncertaintySet) -> None:
         if not isinstance(positive, TopK) or not isinstance(negative, TopK):
-            raise ValueError(
-                'RobustLoss: groups="balanced" compares how much each side takes, so both sets must be TopK.'
-            )
+            raise ValueError('RobustLoss: groups="balanced" compares how much each side takes, so both must be TopK.')
 
     def split(self, product: Product, pairs: ScoredPairs) -> Problems:
         positive, negative = _by_sign(product, pairs)
@@ -319,7 +317,7 @@ def _by_sign(product: Product, pairs: ScoredPairs) -> tuple[Problem, Problem]:
 def _together(product: Product, pairs: ScoredPairs) -> tuple[Tensor, Tensor]:
     """Losses and measure of positive and negative pairs in one matrix [n, m]."""
     positive, negative = product.positive(pairs.scores, +1), product.negative(pairs.scores, -1)
-    return torch.where(pairs.positive > 0, positive, negative), _union(pairs)
+    return torch.where(mask_of(pairs.positive), positive, negative), _union(pairs)
 
 
 def _union(pairs: ScoredPairs) -> Tensor:
@@ -344,10 +342,12 @@ def tally(terms: Terms, how: Reduction) -> tuple[Tensor, Tensor]:
 
     One number each for "mean", "nonzero" and "sum"; one per row, [n], for "none".
     """
-    weight = terms.measure.to(terms.values.dtype)
+    weight = terms.measure
     if how == "nonzero":
-        # ~(v <= 0): NaN counts and propagates
-        weight = weight * ~(terms.values.detach() <= 0)
+        # not(v <= 0): NaN counts and propagates
+        free = terms.values.detach() <= 0
+        weight = weight > free if weight.dtype == torch.bool else weight * ~free
+    weight = weight.to(terms.values.dtype)
     values = terms.values * weight
     if how == "none":
         return (values, torch.ones_like(values)) if values.ndim == 1 else (values.sum(dim=1), weight.sum(dim=1))

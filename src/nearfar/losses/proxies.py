@@ -3,10 +3,9 @@
 Proxies are reference rows.
 """
 
-from __future__ import annotations
-
 from abc import ABC
 from dataclasses import field
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -15,25 +14,20 @@ from torch.nn.functional import cross_entropy
 from nearfar._utils.memory import check_room
 from nearfar._utils.settings import Number, Positive, Whole
 from nearfar._utils.tensors import check_labels, readable, widen
-from nearfar.engines import plain_parts
-from nearfar.links import Add, PerPositive
-from nearfar.losses.composed import Composed
-from nearfar.losses.factors import Factors, Pairs
+from nearfar.engines import distance_rows, plain_parts
+from nearfar.links import Add
+from nearfar.losses.factors import Factors, softmax_factors
+from nearfar.losses.recipe import Composed
 from nearfar.losses.robust import Call
-from nearfar.pairs import AngularMargin, Linear
+from nearfar.pairs import AngularMargin, Linear, are_opposite
 from nearfar.relations.relation import Relation
-from nearfar.sets import KL, Mean
+from nearfar.sets import KL
 from nearfar.similarity import NegSquaredEuclidean
 
 __all__ = ["ArcFace", "CosFace", "NormalizedSoftmax", "ProxyAnchor", "ProxyNCA"]
 
 FEW = 2**20
 """Largest number of logits for which a cross-entropy is computed at once."""
-
-
-def class_softmax(pair: Pairs) -> Factors:
-    """Cross-entropy of each row over one vector per class: KL(1) x anchor_sign, one softplus per positive pair."""
-    return Factors(pair=pair, over=(Mean(), KL(1.0, normalized=False)), groups="anchor_sign", link=PerPositive())
 
 
 class Proxies(Composed, without=("miner",)):
@@ -81,7 +75,7 @@ class Proxies(Composed, without=("miner",)):
             raise ValueError(f"{owner}: labels are missing; pass a 1-D integer tensor of class indices.")
         check_labels(owner, "labels", labels, len(embeddings), embeddings.device)
         count = len(self.proxies)
-        if readable(labels) and len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < count:
+        if readable(labels) and not torch.equal(labels, labels.clamp(0, count - 1)):
             raise ValueError(
                 f"{owner}: labels must lie in 0..{count - 1}, one per proxy, but reach from {int(labels.min())} "
                 f"to {int(labels.max())}; raise `classes` or renumber them."
@@ -90,7 +84,35 @@ class Proxies(Composed, without=("miner",)):
         return Relation.from_labels(names, labels) if self.swapped else Relation.from_labels(labels, names)
 
 
-class ProxyNCA(Proxies):
+class ClassSoftmax(Proxies, ABC):
+    """Base class of losses that are the cross-entropy of a row over one vector per class, computed directly if small.
+
+    With the logits z_k = l(s_k, -1), and z_y = -l(s_y, +1) for the row's class, the product is log Σ e^{z_k} - z_y.
+    Small batches on a CPU are computed in this form, which takes fewer steps.
+    """
+
+    def _value(self, call: Call) -> Tensor:
+        product, labels = self.product, call.labels
+        few = self.engine == "auto" and 0 < len(call.embeddings) * self.classes <= FEW and self.classes > 1
+        if not few or not isinstance(labels, Tensor) or call.indices is not None or call.ranks is not None:
+            return super()._value(call)
+        if not readable(labels) or not plain_parts(product.parts[1:]) or not self._of_all():
+            return super()._value(call)
+        inner = self._inner(call)
+        raw, own, relation = widen(inner.embeddings, inner.ref_emb), labels.long(), cast(Relation, inner.labels)
+        rows = distance_rows(product.similarity, relation, raw, product.similarity.prepared(*raw), look=True)
+        scores = product.similarity.scores(*rows).to(raw[0].dtype)
+        logits = product.negative(scores, -1)
+        if not are_opposite(product.positive.form(+1), product.negative.form(-1)):
+            logits = logits.scatter(1, own[:, None], -product.positive(scores.gather(1, own[:, None]), +1))
+        return cross_entropy(logits, own)
+
+    def _of_all(self) -> bool:
+        """Whether the own class is in the denominator."""
+        return True
+
+
+class ProxyNCA(ClassSoftmax):
     """Proxy-NCA: cross-entropy of each row over one learned proxy per class.
 
         mean over rows of  -log( e^{c·s_iy} / Σ_{all classes} e^{c·s_ik} ),  s = -|x - proxy|² of unit vectors
@@ -116,8 +138,11 @@ class ProxyNCA(Proxies):
     own: bool = True
     usual = {"similarity": NegSquaredEuclidean}
 
+    def _of_all(self) -> bool:
+        return self.own
+
     def factors(self) -> Factors:  # noqa: D102
-        factors = class_softmax(Linear(scale=self.scale))
+        factors = softmax_factors(Linear(scale=self.scale))
         return factors if self.own else {**factors, "link": Add()}
 
 
@@ -148,37 +173,12 @@ class ProxyAnchor(Proxies):
     scale: Positive = 32.0
 
     def factors(self) -> Factors:  # noqa: D102
-        return Factors(
-            pair=Linear(margin=self.margin, scale=self.scale),
-            over=KL(1.0, normalized=False, zero_member=True),
-            groups="anchor_sign",
-            link=Add(apart=True),
-        )
+        pair, over = Linear(margin=self.margin, scale=self.scale), KL(1.0, normalized=False, zero_member=True)
+        return Factors(pair=pair, over=over, groups="anchor_sign", link=Add(apart=True))
 
     def _begin(self) -> None:
         super()._begin()
         nn.init.kaiming_normal_(self.proxies, mode="fan_out")
-
-
-class ClassSoftmax(Proxies, ABC):
-    """Base class of losses that are the cross-entropy of a row over one vector per class, computed directly if small.
-
-    With the logits z_k = l(s_k, -1), and z_y = -l(s_y, +1) for the row's class, the product is log Σ e^{z_k} - z_y.
-    Small batches on a CPU are computed in this form, which takes fewer steps.
-    """
-
-    def _value(self, call: Call) -> Tensor:
-        product, labels = self.product, call.labels
-        few = self.engine == "auto" and 0 < len(call.embeddings) * self.classes <= FEW and self.classes > 1
-        if not few or not isinstance(labels, Tensor) or call.indices is not None or call.ranks is not None:
-            return super()._value(call)
-        if not readable(labels) or product.similarity.shifts or not plain_parts(product):
-            return super()._value(call)
-        inner = self._inner(call)
-        rows, cols = product.similarity.prepared(*widen(inner.embeddings, inner.ref_emb))
-        scores, own = product.similarity.scores(rows, cols), labels.long()
-        logit = -product.positive(scores.gather(1, own[:, None]), +1)
-        return cross_entropy(product.negative(scores, -1).scatter(1, own[:, None], logit), own)
 
 
 class ArcFace(ClassSoftmax):
@@ -206,7 +206,7 @@ class ArcFace(ClassSoftmax):
     scale: Positive = 64.0
 
     def factors(self) -> Factors:  # noqa: D102
-        return class_softmax(AngularMargin(self.margin, self.scale))
+        return softmax_factors(AngularMargin(self.margin, self.scale))
 
 
 class CosFace(ClassSoftmax):
@@ -237,7 +237,7 @@ class CosFace(ClassSoftmax):
     scale: Positive = 64.0
 
     def factors(self) -> Factors:  # noqa: D102
-        return class_softmax(Linear(self.margin / 2, self.margin / 2, self.scale))
+        return softmax_factors(Linear(self.margin / 2, self.margin / 2, self.scale))
 
 
 class NormalizedSoftmax(ClassSoftmax):
@@ -265,4 +265,4 @@ class NormalizedSoftmax(ClassSoftmax):
     temperature: Positive = 0.05
 
     def factors(self) -> Factors:  # noqa: D102
-        return class_softmax(Linear(scale=1 / self.temperature))
+        return softmax_factors(Linear(scale=1 / self.temperature))

@@ -1,20 +1,21 @@
 """Losses of the softmax family: NT-Xent, SupCon, circle, N-pair, tuplet margin, neighborhood components."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 from nearfar._utils.settings import Number, Positive, ZeroOrMore
+from nearfar._utils.tensors import hidden, readable, widen
+from nearfar.engines import plain_parts
 from nearfar.groups._groupings import Reduction
-from nearfar.links import Add, PerPositive, ShareLink, SoftplusLink
-from nearfar.losses.composed import Composed
-from nearfar.losses.factors import Factors
-from nearfar.losses.recipe import Recipe
+from nearfar.links import Add, ShareLink, SoftplusLink
+from nearfar.losses.factors import Factors, softmax_factors
+from nearfar.losses.recipe import Composed, Recipe
 from nearfar.losses.robust import Call
-from nearfar.pairs import AngularMargin, CircleScore, Identity, Linear
+from nearfar.pairs import AngularMargin, CircleScore, Identity, Linear, are_opposite
+from nearfar.relations.one_a_class import first_two
 from nearfar.relations.relation import Relation
 from nearfar.sets import KL, Mean
 from nearfar.similarity import Dot, NegSquaredEuclidean
@@ -46,12 +47,7 @@ class NTXent(Recipe):
     reduction: Reduction = "mean"
 
     def factors(self) -> Factors:  # noqa: D102
-        return Factors(
-            pair=Linear(scale=1 / self.temperature),
-            over=(Mean(), KL(1.0, normalized=False)),
-            groups="anchor_sign",
-            link=PerPositive(),
-        )
+        return softmax_factors(Linear(scale=1 / self.temperature))
 
 
 class SupCon(Recipe):
@@ -82,13 +78,8 @@ class SupCon(Recipe):
     reduction: Reduction = "nonzero"
 
     def factors(self) -> Factors:  # noqa: D102
-        return Factors(
-            pair=(Linear(scale=1 / self.temperature), Identity(1 / self.temperature)),
-            over=(Mean(), KL(1.0, normalized=False)),
-            groups="anchor_sign",
-            link=Add(both=True),
-            members="all",
-        )
+        pair, over = (Linear(scale=1 / self.temperature), Identity(1 / self.temperature)), KL(1.0, normalized=False)
+        return Factors(pair=pair, over=(Mean(), over), groups="anchor_sign", link=Add(both=True), members="all")
 
 
 class Circle(Recipe):
@@ -122,12 +113,8 @@ class Circle(Recipe):
     reduction: Reduction = "nonzero"
 
     def factors(self) -> Factors:  # noqa: D102
-        return Factors(
-            pair=CircleScore(self.margin, self.scale),
-            over=KL(1.0, normalized=False),
-            groups="anchor_sign",
-            link=SoftplusLink(),
-        )
+        pair = CircleScore(self.margin, self.scale)
+        return Factors(pair=pair, over=KL(1.0, normalized=False), groups="anchor_sign", link=SoftplusLink())
 
 
 class NCA(Recipe):
@@ -158,9 +145,8 @@ class NCA(Recipe):
     usual = {"similarity": NegSquaredEuclidean}
 
     def factors(self) -> Factors:  # noqa: D102
-        return Factors(
-            pair=Identity(self.scale), over=KL(1.0, normalized=False), groups="anchor_sign", link=ShareLink()
-        )
+        pair = Identity(self.scale)
+        return Factors(pair=pair, over=KL(1.0, normalized=False), groups="anchor_sign", link=ShareLink())
 
 
 class TupletMargin(Recipe):
@@ -191,12 +177,7 @@ class TupletMargin(Recipe):
     reduction: Reduction = "mean"
 
     def factors(self) -> Factors:  # noqa: D102
-        return Factors(
-            pair=AngularMargin(-self.margin, self.scale),
-            over=(Mean(), KL(1.0, normalized=False)),
-            groups="anchor_sign",
-            link=PerPositive(),
-        )
+        return softmax_factors(AngularMargin(-self.margin, self.scale))
 
 
 class NPair(Composed):
@@ -227,9 +208,32 @@ class NPair(Composed):
     anchors = "others"
 
     def factors(self) -> Factors:  # noqa: D102
-        return Factors(
-            pair=Linear(), over=(Mean(), KL(1.0, normalized=False)), groups="anchor_sign", link=PerPositive()
-        )
+        return softmax_factors(Linear())
+
+    def _value(self, call: Call) -> Tensor:
+        value = self._cross_entropy(call)
+        if value is None:
+            return super()._value(call)
+        extra = self._extra(call.embeddings)
+        return value if extra is None else value + extra
+
+    def _cross_entropy(self, call: Call) -> Tensor | None:
+        """The product of a small batch on a CPU as a cross-entropy, in half the steps; None for any other batch."""
+        product, given = self.product, (call.indices, call.ref_emb, call.ref_labels, call.ids, call.ref_ids, call.ranks)
+        labels, similarity = call.labels, product.similarity
+        if not isinstance(labels, Tensor) or any(x is not None for x in given) or not self._is_small(call):
+            return None
+        if not readable(labels) or similarity.shifts or product.miner is not None or not plain_parts(product.parts[1:]):
+            return None
+        if not are_opposite(product.positive.form(+1), product.negative.form(-1)) or not len(labels):
+            return None
+        call.relation()  # checks the labels
+        chosen, target = first_two(labels)
+        if not bool(chosen.any()):
+            return None
+        (x, _) = widen(call.embeddings, None)
+        logits = product.negative(similarity.scores(*similarity.prepared(x)), -1)
+        return cross_entropy(hidden(logits, chosen, torch.finfo(logits.dtype).min), target)
 
     def _inner(self, call: Call) -> Call:
         labels = call.labels

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from nearfar._utils.checks import check_whole
-from nearfar._utils.tensors import check_class_numbers, readable
+from nearfar._utils.tensors import as_bytes, check_class_numbers, mask_of, readable
 from nearfar.relations.layout import ID, NOWHERE, POSITION, POSITION_THEN_ID, Layout, flags_of, listed_layout
 from nearfar.relations.near import consistent, entries, meetings, own_pairs, together
 from nearfar.relations.one_a_class import first_of_each
@@ -236,7 +236,7 @@ class Relation(ABC):
         limit = self.shape[1] if self._width is None else min(self._width, self.shape[1])
         if not readable(positive) or not positive.numel():
             return limit
-        widest = int((positive > 0).sum(dim=1).amax())
+        widest = int(as_bytes(mask_of(positive)).sum(dim=1, dtype=torch.int32).amax())
         if limit < widest:
             raise ValueError(
                 f"Relation: width is {limit}, but a row has {widest} positive columns; raise it, or leave it "
@@ -329,7 +329,8 @@ class _Labels(Relation):
         return _Labels(rows(self._row), None if self.square else cols(self._col), self._ignore, given)
 
     def one_a_class(self) -> Relation:
-        anchors, positive = first_of_each(self._row, self._col, self._ignore, self._is_itself)
+        theirs = None if self.square else self._col
+        anchors, positive = first_of_each(self._row, theirs, self._ignore, self._is_itself)
         # constructed anew, because `torch.compile` of torch 2.11 cannot trace `copy`
         seen = _Labels(self._row, None if self.square else self._col, self._ignore, self._given)
         seen._projection = self._projection

@@ -165,9 +165,9 @@ class UncertaintySet(Part, ABC):
         """Losses and measure [g, n] with `zero` and `zero_member` applied; absent members have l = 0."""
         w = torch.ones_like(losses, dtype=torch.bool) if measure is None else measure
         if self.zero == "drop":
-            # ~(l <= 0) instead of l > 0: NaN stays a member and propagates
-            alive = ~(losses.detach() <= 0)
-            w = w & alive if w.dtype == torch.bool else w * alive
+            # not(l <= 0) instead of l > 0: NaN stays a member and propagates
+            free = losses.detach() <= 0
+            w = w > free if w.dtype == torch.bool else w * ~free
         if losses.shape[1] == 0:  # no members: add an absent one, so that every reduction is defined
             losses, w = pad(losses, (0, 1)), pad(w, (0, 1))
         losses = hidden(losses, w, 0.0)  # removes inf and NaN of absent members

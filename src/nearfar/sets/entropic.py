@@ -40,15 +40,14 @@ def log_mean(log: Tensor, rise: Tensor, size: Tensor) -> Tensor:
 def log_partition(l: Tensor, w: Tensor, gamma: Tensor | float, size: Tensor) -> Tensor:
     """Log partition function log Σ wᵢ e^{lᵢ/γ} of each group, [g].
 
-    An empty group (`size` [g] = Σ wᵢ = 0) has the value 0, and a gradient of 0 instead of NaN.
+    An empty group (`size` [g] = Σ wᵢ = 0) has the value 0, and a gradient of 0 instead of NaN: absent members have
+    the lowest number, not -inf, so that its log-sum-exp, which is discarded, is finite.
     """
     z = l / gamma
     if w.dtype != torch.bool:
         z = z + torch.where(w > 0, w, 1.0).log()
         w = w > 0
-    empty = size == 0
-    # the row of an empty group is kept as it is, so that its log-sum-exp, which is discarded, is finite
-    return torch.logsumexp(hidden(z, w | empty[:, None]), dim=1).masked_fill(empty, 0)
+    return torch.logsumexp(hidden(z, w, torch.finfo(z.dtype).min), dim=1).masked_fill(size == 0, 0)
 
 
 def log_average(l: Tensor, w: Tensor, gamma: Tensor | float, size: Tensor) -> Tensor:
