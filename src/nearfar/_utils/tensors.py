@@ -5,6 +5,8 @@ Sets, groups, links, miners and engines share these few lines, so that an empty 
 everywhere.
 """
 
+import math
+
 import torch
 from torch import Tensor, nn
 
