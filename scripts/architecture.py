@@ -28,7 +28,7 @@ LAYERS = (
     ("losses", "distributed"),
     ("data", "evaluation", "batches", "geometry", "models"),
     ("runs", "linear", "pml"),
-    ("doctor", "report", "serve", "plot", "bench", "train", "studies", "tune"),
+    ("doctor", "report", "inspection", "serve", "plot", "bench", "train", "studies", "tune"),
     ("cli", "__main__"),
 )
 WORDS = {
@@ -53,6 +53,7 @@ WORDS = {
     "pml": "PML's names",
     "doctor": "names a collapse",
     "report": "one page",
+    "inspection": "copies, wrong labels",
     "serve": "answers",
     "plot": "pictures",
     "train": "the loop",

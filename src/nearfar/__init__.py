@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from nearfar import groups, links, losses, miners, pairs, sets, similarity
 from nearfar._utils.checks import DegenerateBatchWarning
-from nearfar._utils.keywords import no_such_name
+from nearfar._utils.keywords import suggest_names
 from nearfar.losses.explanation import Explanation
 from nearfar.losses.robust import RobustLoss
 from nearfar.relations.relation import Relation
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         doctor,
         evaluation,
         geometry,
+        inspection,
         linear,
         models,
         plot,
@@ -38,7 +39,8 @@ if TYPE_CHECKING:
     from nearfar.batches import Proximal
     from nearfar.distributed import CrossBatchMemory, Distributed, cached_step
     from nearfar.doctor import diagnose
-    from nearfar.evaluation import compare, evaluate, evaluate_retrieval
+    from nearfar.evaluation import calibrate, compare, evaluate, evaluate_pairs, evaluate_retrieval
+    from nearfar.inspection import inspect
     from nearfar.linear._learning_rate import suggest_step
 
 __version__ = "0.2.0"
@@ -52,16 +54,20 @@ __all__ = [
     "RobustLoss",
     "batches",
     "cached_step",
+    "calibrate",
     "compare",
     "data",
     "diagnose",
     "distributed",
     "doctor",
     "evaluate",
+    "evaluate_pairs",
     "evaluate_retrieval",
     "evaluation",
     "geometry",
     "groups",
+    "inspect",
+    "inspection",
     "linear",
     "links",
     "losses",
@@ -86,10 +92,13 @@ _HOMES = {
     "Distributed": "nearfar.distributed",
     "Proximal": "nearfar.batches",
     "cached_step": "nearfar.distributed",
+    "calibrate": "nearfar.evaluation",
     "compare": "nearfar.evaluation",
     "diagnose": "nearfar.doctor",
     "evaluate": "nearfar.evaluation",
+    "evaluate_pairs": "nearfar.evaluation",
     "evaluate_retrieval": "nearfar.evaluation",
+    "inspect": "nearfar.inspection",
     "suggest_step": "nearfar.linear._learning_rate",
 }
 
@@ -101,7 +110,7 @@ def __getattr__(name: str) -> Any:
         return globals()[name]
     if name in __all__:
         return import_module(f"nearfar.{name}")
-    raise no_such_name("nearfar", name, __all__)
+    return suggest_names("nearfar", __all__)(name)
 
 
 def __dir__() -> list[str]:

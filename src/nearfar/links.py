@@ -1,7 +1,5 @@
 """Links combine the positive and the negative value of an anchor; without a link they are added."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 

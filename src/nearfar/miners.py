@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import Annotated, ClassVar, Never, dataclass_transform
+from typing import Annotated, ClassVar, dataclass_transform
 
 import torch
 from torch import Tensor
 
 from nearfar._utils.checks import check_positive
-from nearfar._utils.keywords import no_such_name
+from nearfar._utils.keywords import suggest_names
 from nearfar._utils.settings import Settings
 from nearfar._utils.shortcuts import Part
 from nearfar._utils.tensors import as_bytes, hidden, readable, total
@@ -326,6 +326,4 @@ class DistanceWeighted(Miner, swift=True):
         return replace(pairs, negative=torch.where(pairs.negative > 0, counts, 0.0))
 
 
-def __getattr__(name: str) -> Never:
-    """Raise an AttributeError that names the class to use instead, for instance for a class of PML."""
-    raise no_such_name("nearfar.miners", name, __all__)
+__getattr__ = suggest_names("nearfar.miners", __all__)

@@ -5,18 +5,16 @@ whole loss as a few numbers, which a kernel can compute) are optional: engines t
 them, and tests compare them with autograd.
 """
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, ClassVar, Literal, Never, dataclass_transform
+from typing import Any, ClassVar, Literal, dataclass_transform
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from nearfar._utils.keywords import no_such_name
+from nearfar._utils.keywords import suggest_names
 from nearfar._utils.settings import Number, Positive, Settings, ZeroOrMore
 from nearfar._utils.shortcuts import Part
 
@@ -348,6 +346,4 @@ class AngularMargin(PairLoss, swift=True):
         return _form("line", self.scale, 0.0) if sign < 0 else None
 
 
-def __getattr__(name: str) -> Never:
-    """Raise an AttributeError that suggests the nearest existing name."""
-    raise no_such_name("nearfar.pairs", name, __all__)
+__getattr__ = suggest_names("nearfar.pairs", __all__)

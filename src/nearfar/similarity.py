@@ -10,8 +10,6 @@ rows are close together; `prepared` then moves the origin among them, which chan
 only some rows are close together, losses use float64 rows, or differences of rows (engines/distances.py).
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Literal
@@ -192,9 +190,7 @@ class Dot(Similarity, swift=True):
 
     def distance(self, scores: Tensor) -> Tensor:  # noqa: D102
         if not self.normalize:
-            raise ValueError(
-                "Dot: raw rows have no distance that their products alone could give; use Cosine or NegEuclidean."
-            )
+            raise ValueError("Dot: raw rows have no distance that products alone give; use Cosine or NegEuclidean.")
         return root(2 - 2 * scores)
 
 

@@ -173,6 +173,7 @@ def test_the_parts_of_the_ranks_are_the_batch(world, order):
         ({"samples": 1}, "samples must be at least 2"),
         ({"rho": 0}, "rho must be a number above zero"),
         ({"steps": 0}, "steps must be a whole number above zero"),
+        ({"steps": "converge"}, "did you mean 'converged'"),
         ({"order": "class"}, "did you mean 'classes'"),
         (
             {"hard_classes": HardClasses(3)},
@@ -242,7 +243,7 @@ def test_a_state_is_a_copy():
     again.load_state_dict(state)
     again.update(torch.tensor([3]), torch.full((1, 5), 7.0))
     assert torch.equal(state["embeddings"], rows)
-    with pytest.raises(ValueError, match="the state must be of 5 classes, but came with 12"):
+    with pytest.raises(ValueError, match="the state must be of 5 classes, but has 12"):
         HardClasses(5).load_state_dict(state)
 
 
@@ -302,7 +303,7 @@ def test_rows_are_renewed_kept_or_dropped():
     assert not dropping.valid.any()
     with pytest.raises(ValueError, match="embeddings must stay 1 wide, but came 2 wide"):
         table.update(torch.tensor([0]), torch.ones(1, 2))
-    with pytest.raises(ValueError, match="each embedding needs a class, but 2 came for 1 rows"):
+    with pytest.raises(ValueError, match="each row needs a class, but 2 came for 1"):
         table.update(torch.tensor([0, 1]), torch.ones(1, 1))
 
 
@@ -364,3 +365,106 @@ def test_update_wants_known_labels_and_is_idle_without_a_table():
     with pytest.raises(ValueError, match="update got label 99, which no sample has"):
         hard.update(torch.tensor([99]), torch.ones(1, 2))
     Representatives(y, batch_size=4).update(torch.tensor([99]), torch.ones(1, 2))
+
+
+# ---------------------------------------------------------------- projections until the violation stops falling
+
+
+def reported(sampler, values, rounds):
+    """Batches of some parts of M steps, each step's violation reported after it; the first steps of projections."""
+    found, starts = [], []
+    for _ in range(rounds):
+        for batch in sampler:
+            step = sampler.step - 1
+            if sampler.is_new_projection(step):
+                starts.append(step)
+            found.append(batch)
+            sampler.report(values[step])
+    return found, starts
+
+
+def switches(values, length):
+    """The rule, from all values at once: a part of M that is not below the one before it ends its projection."""
+    means = [sum(values[i : i + length]) / length for i in range(0, len(values), length)]
+    starts, begun = [0], 0
+    for k in range(len(means) - 1):
+        if k > begun and means[k] >= means[k - 1]:
+            begun = k + 1
+            starts.append(begun * length)
+    return starts
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 10**6), st.sampled_from([0.4, 2.0]))
+def test_a_projection_ends_when_the_violation_stops_falling(seed, rho):
+    y = labels_of(SIZES)
+    sampler = Representatives(y, batch_size=4, rho=rho, steps="converged", seed=seed)
+    assert len(sampler) == len(Representatives(y, batch_size=4, rho=rho))
+    values = np.random.default_rng(seed).random(12 * len(sampler)).tolist()
+    batches, starts = reported(sampler, values, 12)
+    assert starts == switches(values, len(sampler))
+    representatives = set(sampler.representatives_of(0).tolist())
+    for step, batch in enumerate(batches):
+        projection = sampler.projection_of(step)
+        assert projection == sum(start <= step for start in starts) - 1
+        representatives = set(sampler.representatives_of(projection).tolist())
+        assert set(stars_of(batch, y, sampler).values()) <= representatives
+
+
+def test_a_falling_violation_keeps_the_representatives():
+    y = labels_of([4] * 6)
+    sampler = Representatives(y, batch_size=6, rho=1, steps="converged", seed=3)
+    batches, starts = reported(sampler, [1 / (1 + t) for t in range(20)], 10)
+    assert starts == [0]
+    assert sampler.projection == 0
+    stars = [tuple(sorted(stars_of(batch, y, sampler).items())) for batch in batches]
+    assert len(set(stars)) > 2  # other classes at each step, also in later parts
+    level = Representatives(y, batch_size=6, rho=1, steps="converged", seed=3)
+    assert reported(level, [1.0] * 20, 10)[1] == [0, 4, 8, 12, 16]
+
+
+@pytest.mark.parametrize("stop", [1, 5, 10, 13, 24])
+@pytest.mark.parametrize("hard", [False, True])
+def test_switch_points_are_part_of_the_state(stop, hard):
+    y = labels_of(SIZES)
+    values = np.random.default_rng(1).random(40).tolist()
+    make = lambda **more: Representatives(  # noqa: E731
+        y, batch_size=6, rho=2.5, steps="converged", hard_classes=hard, seed=7, **more
+    )
+    expected, starts = reported(make(), values, 8)
+    sampler, used = make(), []
+    stream = (batch for _ in range(8) for batch in sampler)
+    for step in range(stop):
+        used.append(next(stream))
+        sampler.report(values[step])
+    state = saved(sampler.state_dict())
+    resumed = make()
+    resumed.load_state_dict(state)
+    rest, later = reported(resumed, values, (40 - stop + 4) // 5)
+    assert used + rest == expected
+    assert resumed.projection_of(stop - 1) == sum(start < stop for start in starts) - 1
+    assert later == [start for start in starts if start >= stop]
+    pair = [make(rank=rank, world=2) for rank in range(2)]
+    for part in pair:
+        part.load_state_dict(state)
+    halves = [reported(part, values, 1)[0] for part in pair]
+    assert [a + b for a, b in zip(*halves, strict=True)] == rest[: len(halves[0])]
+
+
+def test_a_state_is_saved_once_all_batches_are_reported():
+    sampler = Representatives(labels_of(SIZES), batch_size=6, steps="converged")
+    stream = iter(sampler)
+    next(stream)
+    with pytest.raises(
+        ValueError, match=r"needs report\(violation\) after each batch and before the next, but batch 1"
+    ):
+        next(stream)
+    with pytest.raises(ValueError, match="can be saved only when all 1 yielded batches"):
+        sampler.state_dict(step=0)
+    sampler.report(0.5)
+    with pytest.raises(ValueError, match="report must be called once after each batch, but 1 of 1"):
+        sampler.report(0.5)
+    fixed = Representatives(labels_of(SIZES), batch_size=6)
+    fixed.report(0.5)  # nothing to decide
+    with pytest.raises(ValueError, match="other labels or settings"):
+        fixed.load_state_dict(sampler.state_dict())

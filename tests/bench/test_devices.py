@@ -126,7 +126,7 @@ def test_a_batch_that_does_not_fit(monkeypatch):
     def none(*given):
         raise RuntimeError("not enough memory: you tried to allocate memory")
 
-    monkeypatch.setattr(study, "batch", none)
+    monkeypatch.setattr(study.subjects, "batch", none)
     (found,) = measure(small(engines=("dense", "tiled")))
     assert {cell.failed for cell in found.cells.values()} == {"memory"}
     assert found.limit is None
@@ -138,7 +138,7 @@ def test_a_lost_device_ends_the_run_and_keeps_the_row(monkeypatch):
     monkeypatch.setattr(study, "_alive", lambda device: next(answers))
     run = measure(small(engines=("dense", "tiled"), sizes=(32, 64)))
     assert next(run).rows == 32
-    with pytest.raises(DeviceLostError, match="go on with --resume"):
+    with pytest.raises(DeviceLostError, match="use --resume"):
         next(run)
 
 
@@ -152,7 +152,8 @@ def test_kernels_are_made_before_they_are_timed(monkeypatch):
     monkeypatch.setattr(study.Task, "step", lambda task: made(task.rows, task.width, task.engine))
     monkeypatch.setattr(study, "time_in_turns", lambda steps, *more: calls.append("timed") or timing.Timed({}, 0))
     monkeypatch.setattr(study, "_alive", lambda device: True)
-    monkeypatch.setattr(study, "batch", lambda rows, width, *more: subjects.batch(rows, width))
+    real = subjects.batch
+    monkeypatch.setattr(subjects, "batch", lambda rows, width, *more: real(rows, width))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     list(measure(small(losses=("Compiles",), device="cuda")))
     assert calls == ["step", "timed"]

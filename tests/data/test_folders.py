@@ -123,7 +123,7 @@ def test_manifest_without_split_is_halved_by_class(tmp_path):
         ("path,label\na.png,1\nb.png,\n", "row 3 of .* must fill path, label, but holds b.png"),
         ("path,label\na.png,1,9\n", "row 2 of .* must fill path, label"),
         ("path,label\na.png,1\nb.png,1\na.png,2\n", r"a\.png stands in rows 2 and 4"),
-        ("path,label,split\na.png,1,train\nb.png,2,valid\n", "must be train or test, but row 3 says 'valid'"),
+        ("path,label,split\na.png,1,train\nb.png,2,valid\n", "must be train or test, but row 3 has 'valid'"),
         ("path,label,split\na.png,1,train\nb.png,2,train\n", "is for test"),
     ],
 )

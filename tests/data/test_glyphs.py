@@ -430,7 +430,7 @@ def test_no_home_folder_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.parametrize("wrong", [3, b"folder", True])
 def test_cache_that_is_no_path(wrong: object) -> None:
-    with pytest.raises(TypeError, match=r"glyphs: cache must be a path or None, got .*; pass the folder"):
+    with pytest.raises(TypeError, match=r"glyphs: cache must be a path or None, but came as .*; pass the folder"):
         glyphs(cache=wrong)  # type: ignore[arg-type]
 
 

@@ -405,7 +405,7 @@ def test_bad_tables_and_folders(folder, tmp_path):
         "key,label\n" + good + "000001,2\n": "000001 stands in rows 3 and 26 of .*labels.csv",
         "key,label\n" + good.replace("000003,0\n", ""): "'000003' in .*s-000.tar has no row in .*labels.csv",
         "key,label\n" + good + "000099,2\n": "1 of the 25 keys in .* are in none of the 3 shards, .* '000099'",
-        "key,label,split\n" + good.replace("\n", ",dev\n"): "split in .* must be train or test, but row 2 says 'dev'",
+        "key,label,split\n" + good.replace("\n", ",dev\n"): "split in .* must be train or test, but row 2 has 'dev'",
         "key,label,split\n" + good.replace("\n", ",test\n"): "no sample of the table of labels is for train",
     }.items():
         table.write_text(rows, encoding="utf-8")
@@ -416,5 +416,5 @@ def test_bad_tables_and_folders(folder, tmp_path):
     (tmp_path / "none").mkdir()
     with pytest.raises(FileNotFoundError, match=r"none holds no .tar files"):
         open_data("shards", tmp_path / "none")
-    with pytest.raises(ValueError, match=r"^open_data: labels is for shards and hf, but came as 'cls' for 'folder'"):
+    with pytest.raises(ValueError, match=r"^open_data: labels is for shards and hf, but 'cls' came for 'folder'"):
         open_data("folder", tmp_path, labels="cls")

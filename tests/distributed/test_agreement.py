@@ -37,15 +37,15 @@ BROUGHT = {
     "NaN": "rows hold NaN",
     "NaN explained": "rows hold NaN",
     "list": "came as list",
-    "few ids": "one of each row, but came as [5]",
+    "few ids": "one per row, but came as [5]",
 }
 ON_ALL = {
-    "indices": "an index tuple knows the rows of one rank only",
+    "indices": "an index tuple knows one rank's rows only",
     "matrix": "says nothing of rows on other ranks",
     "pair weights": "give sample weights [n] instead",
     "second": "no second derivative",
     "labels of proxies": "labels must lie in 0..4",
-    "tuple of PML": "an index tuple knows the rows of one rank only",
+    "tuple of PML": "an index tuple knows one rank's rows only",
     "reference of PML": "LiftedStructureLoss: takes no reference inside nf.Distributed; wrap the native loss",
 }
 

@@ -165,7 +165,7 @@ def test_miners_go_with_a_memory():
         (lambda: nf.CrossBatchMemory(L.SupCon(), size=0), r"CrossBatchMemory: size must be a whole number above zero"),
         (
             lambda: nf.CrossBatchMemory(L.SupCon(), size=4, warmup=-1),
-            r"CrossBatchMemory: warmup must be a whole number of calls",
+            r"CrossBatchMemory: warmup must be a whole number from 0 on",
         ),
         (
             lambda: nf.CrossBatchMemory(L.SupCon(), size=4, max_age=0),

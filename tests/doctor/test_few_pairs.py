@@ -131,6 +131,7 @@ def test_every_loss_has_a_count(name, tmp_path):
         "DroTopKPN": {"k": 8},
         "DroTrimmed": {"top": 2, "k": 8},
         "DroChiSquare": {"rho": 1.0},
+        "SpreadFloor": {"loss": "SupCon"},
     }
     needed["DroTrimmedPN"] = {"wrong": 0.2, "k": 8}
     settings = config(loss={"name": name, **needed.get(name, {})}, training={"steps": 1, "diagnose_every": 1})

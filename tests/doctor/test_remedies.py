@@ -35,6 +35,7 @@ NEEDED = {
     "DroTrimmed": {"top": 2, "k": 8},
     "DroTrimmedPN": {"wrong": 0.2, "k": 8},
     "DroChiSquare": {"rho": 1.0},
+    "SpreadFloor": {"loss": {"name": "Triplet", "mining": "hard"}},
 }
 LOSSES = {
     **{name: {"name": name, **NEEDED.get(name, {})} for name in parts.LOSSES},

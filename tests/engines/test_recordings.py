@@ -408,9 +408,10 @@ def test_copies_go_their_own_way(device, copied):
 
 def test_a_recorded_loss_in_ddp(device):
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo", store=dist.HashStore(), rank=0, world_size=1)
+    shared = {}
     try:
         both = Both(proxies, device)
-        shared = {id(one): DistributedDataParallel(one) for one in (both.loss, both.dense)}
+        shared |= {id(one): DistributedDataParallel(one) for one in (both.loss, both.dense)}
         moves = {id(one): torch.optim.SGD(one.parameters(), lr=0.1) for one in (both.loss, both.dense)}
 
         def use(loss, seed):
@@ -424,6 +425,8 @@ def test_a_recorded_loss_in_ddp(device):
         both(use, 2 * CALLS)
         assert both.recordings
     finally:
+        shared.clear()  # the last reference to a group, if a reducer has it, joins threads that may wait for the GIL
+        gc.collect()
         dist.destroy_process_group()
 
 

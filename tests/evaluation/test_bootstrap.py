@@ -162,3 +162,18 @@ def test_interval_reads_well():
 def test_errors(given):
     with pytest.raises(ValueError, match="bootstrap"):
         intervals(np.ones((3, 1)), np.arange(3), **given)
+
+
+def test_weights_count_as_copies():
+    """A row of weight 3 is the same as three rows; few heavy units make the interval wider."""
+    rng = np.random.default_rng(0)
+    values, counts = rng.random((30, 2)), rng.integers(1, 6, 30)
+    copies, groups = np.repeat(values, counts, axis=0), np.repeat(np.arange(30), counts)
+    ours = resampled_means(values, np.arange(30), counts=counts.astype(float), resamples=50)
+    assert ours == pytest.approx(resampled_means(copies, groups, resamples=50))
+    even, heavy = (
+        intervals(values, np.arange(30), counts=w)[0] for w in (np.ones(30), np.r_[np.full(3, 50.0), np.ones(27)])
+    )
+    assert even == pytest.approx(intervals(values, np.arange(30))[0])
+    assert heavy.high - heavy.low > 1.5 * (even.high - even.low)
+    assert heavy.value == pytest.approx(np.average(values[:, 0], weights=np.r_[np.full(3, 50.0), np.ones(27)]))

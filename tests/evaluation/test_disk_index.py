@@ -159,13 +159,14 @@ from nearfar.evaluation import _disk_build as disk_build
 faiss.omp_set_num_threads(1)
 from tests.evaluation.test_disk_index import vectors
 step, after, kind, folder = sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4]
-honest, calls = getattr(disk_build, step), []
+home = disk_build if hasattr(disk_build, step) else disk_build.approximate
+honest, calls = getattr(home, step), []
 def deadly(*args, **how):
     calls.append(1)
     if len(calls) > after:
         os.kill(os.getpid(), 9)
     return honest(*args, **how)
-setattr(disk_build, step, deadly)
+setattr(home, step, deadly)
 disk_build.build_index(folder, vectors(), kind=kind, chunk=250)
 """
 
@@ -188,8 +189,8 @@ def test_a_build_that_was_killed_goes_on_and_ends_equal(built, tmp_path, monkeyp
     assert died.returncode == -9, died.stderr
     with pytest.raises(ValueError, match="holds no finished index"):
         open_index(folder)
-    honest, calls = disk_build.build_part, []
-    monkeypatch.setattr(disk_build, "build_part", lambda *args: (calls.append(1), honest(*args)))
+    honest, calls = disk_build.approximate.build_part, []
+    monkeypatch.setattr(disk_build.approximate, "build_part", lambda *args: (calls.append(1), honest(*args)))
     build_index(folder, vectors(), kind=kind, chunk=250)
     assert len(calls) == left
     assert contents(folder) == contents(built / kind)
@@ -197,12 +198,12 @@ def test_a_build_that_was_killed_goes_on_and_ends_equal(built, tmp_path, monkeyp
 
 def test_parts_that_no_longer_fit_are_made_again(built, tmp_path, monkeypatch):
     """A damaged part, changed vectors, rows that were not written out; and then nothing is left to do."""
-    folder, honest, calls = tmp_path / "i", disk_build.build_part, []
+    folder, honest, calls = tmp_path / "i", disk_build.approximate.build_part, []
 
     def stop(*args):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(disk_build, "join", stop)
+    monkeypatch.setattr(disk_build.approximate, "join", stop)
     changed = vectors()
     changed.x[260] += 1
     with pytest.raises(KeyboardInterrupt):
@@ -210,7 +211,7 @@ def test_parts_that_no_longer_fit_are_made_again(built, tmp_path, monkeypatch):
     monkeypatch.undo()
     part = folder / "parts" / "part-00003.faiss"
     part.write_bytes(part.read_bytes()[:-1] + b"?")
-    monkeypatch.setattr(disk_build, "build_part", lambda *args: (calls.append(args[3]), honest(*args)))
+    monkeypatch.setattr(disk_build.approximate, "build_part", lambda *args: (calls.append(args[3]), honest(*args)))
     build_index(folder, vectors(), chunk=250)
     assert calls == [0, 250, 500, 750]  # row 260 was in the training sample
     assert contents(folder) == contents(built / "ivfpq")
@@ -220,7 +221,7 @@ def test_parts_that_no_longer_fit_are_made_again(built, tmp_path, monkeypatch):
 
 def test_a_damaged_part_alone_is_made_again(built, tmp_path, monkeypatch):
     folder, calls = tmp_path / "i", []
-    monkeypatch.setattr(disk_build, "join", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(disk_build.approximate, "join", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         build_index(folder, vectors(), chunk=250)
     monkeypatch.undo()
@@ -229,8 +230,8 @@ def test_a_damaged_part_alone_is_made_again(built, tmp_path, monkeypatch):
     stored = np.load(folder / "vectors.npy", mmap_mode="r+")
     stored[10] = 0
     stored.flush()
-    honest = disk_build.build_part
-    monkeypatch.setattr(disk_build, "build_part", lambda *args: (calls.append(args[3]), honest(*args)))
+    honest = disk_build.approximate.build_part
+    monkeypatch.setattr(disk_build.approximate, "build_part", lambda *args: (calls.append(args[3]), honest(*args)))
     build_index(folder, vectors(), chunk=250)
     assert calls == [0, 750]
     assert contents(folder) == contents(built / "ivfpq")
@@ -244,8 +245,8 @@ def test_lists_of_former_parts_are_not_kept(built, tmp_path, monkeypatch):
 
     changed = vectors()
     changed.x[260] += 1
-    for step, given in (("choose_effort", changed), ("join", vectors())):
-        monkeypatch.setattr(disk_build, step, stop)
+    for home, step, given in ((disk_build, "choose_effort", changed), (disk_build.approximate, "join", vectors())):
+        monkeypatch.setattr(home, step, stop)
         with pytest.raises(KeyboardInterrupt):
             build_index(tmp_path / "i", given, chunk=250)
         monkeypatch.undo()
@@ -284,7 +285,7 @@ def test_two_builders_at_once(tmp_path, monkeypatch):
     (tmp_path / "i").mkdir()
     with (tmp_path / "i" / ".lock").open("w", encoding="utf-8") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        disk_build.write_record(tmp_path / "i" / "plan.json", {})
+        disk_build.disk.write_record(tmp_path / "i" / "plan.json", {})
         with pytest.raises(ValueError, match="unfinished index of other vectors"):
             build_index(tmp_path / "i", rows(20), kind="exact")
         (tmp_path / "i" / "plan.json").unlink()

@@ -71,6 +71,21 @@ def test_on_a_line_the_values_are_exact(points, labels, iso, haus):
         assert found.lower == pytest.approx(wanted, abs=1e-4)
 
 
+def test_the_minimizers_of_corollary_1_differ():
+    """Of the maps (1 - t)·f0 + t·f1, t = 0 is nearest to the separated ones, but t = 3/4 has the smaller H."""
+    f0, f1 = (torch.tensor(points, dtype=torch.float64)[:, None] for points in ([0, 0, 5, 1], [3, 5, 5, 1]))
+    y, found = torch.tensor([0, 0, 1, 1]), {}
+    for t in (0, 0.25, 0.5, 0.75, 1):
+        f = (1 - t) * f0 + t * f1
+        near = G.hausdorff_distance(f, y, starts=4)
+        assert near.exact
+        found[t] = (G.hardness(f, y), near.upper)
+    assert min(found, key=lambda t: found[t][0]) == 0.75
+    assert min(found, key=lambda t: found[t][1]) == 0
+    assert found[0] == pytest.approx((3, 0.75), abs=1e-5)
+    assert found[0.75] == pytest.approx((2.75, 1.6875), abs=1e-5)
+
+
 def test_the_minimizer_that_the_papers_case_one_excludes():
     """A = {-1, 1}, B = {0}: g of the paper's own objective (30) has value 5/3, attained by a (+, +) triplet too."""
     f, g = torch.tensor([-1.0, 1, 0]), torch.tensor([0, 2 / 3, 4 / 3])

@@ -226,6 +226,13 @@ def test_odd_sizes(n, d):
         same(LOSSES[name](), plain(n, d, classes=max(2, n // 4)))
 
 
+@pytest.mark.parametrize("given", [plain(), everything()], ids=["batch", "reference"])
+def test_rows_of_other_strides(given):
+    rows, cols = (None if x is None else x.T.contiguous().T for x in (given.rows, given.cols))
+    for name in ("Contrastive", "Triplet", "DroWorst", "MultiSimilarity"):
+        same(LOSSES[name](), replace(given, rows=rows, cols=cols))
+
+
 @pytest.mark.parametrize(
     "name", ["MultiSimilarity-miner", "BinomialDeviance", "LiftedStructure", "Triplet-smooth", "cold"]
 )

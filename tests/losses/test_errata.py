@@ -230,6 +230,22 @@ def test_qi2020_pair_counts_of_section_4_2_3():
     assert int(negatives.sum()) // 2 == 203200 == math.comb(640, 2) - 1280
 
 
+def test_qi2020_the_positive_ratio_falls_as_batches_grow():
+    """Qi et al. 2020, 4.2.2: "when the positive-negative ratio increases" is towards smaller batches: .053 to .006."""
+    printed = {80: 0.053, 160: 0.026, 320: 0.012, 480: 0.008, 640: 0.006}
+    for size, wanted in printed.items():
+        positive, negative = nf.Relation.from_labels(torch.arange(size) // 5).counts()
+        assert positive.sum() / negative.sum() == pytest.approx(wanted, abs=7e-4)
+
+
+def test_qi2020_tables_contradict_the_text():
+    """Qi et al. 2020, 4.2.1: MS beats LS "on three datasets"; 4.1: all variants lead MS at "all recall@k" of Cars."""
+    ms, ls = {"CUB": 55.6, "Cars": 73.2, "In-Shop": 79.8}, {"CUB": 56.8, "Cars": 69.7, "In-Shop": 82.6}
+    assert [name for name in ms if ms[name] < ls[name]] == ["CUB", "In-Shop"]
+    cars = {"MS": (84.1, 90.4, 94.0, 96.5, 98.0, 98.9), "DRO-TopK_B": (85.4, 91.0, 94.2, 96.5, 98.0, 99.0)}
+    assert [a > b for a, b in zip(cars["DRO-TopK_B"], cars["MS"], strict=True)].count(False) == 2
+
+
 def test_qi2020_pairs_without_loss_damp_the_rest_unless_dropped():
     """Qi et al. 2020 removes them: F jumps as one enters. Ten losses of .3 among 1,000, γ = .1: .017 kept, .300
     dropped, .291.
@@ -292,7 +308,45 @@ def test_can2019_zero_triplet_loss_does_not_mean_feasible():
     assert L.Triplet(margin=0.1, similarity=raw)(E, torch.tensor([0, 0, 1, 1])).item() == 0
 
 
+def test_can2019_sums_and_means_weigh_lambda_differently():
+    """Can et al. 2019, (4.6) sums losses that (3.1) to (3.3) average: λ beside the sum of n terms is λ/n beside the
+    mean.
+    """
+    E, y, positive, negative = batch()
+    d = -NegEuclidean()(E, E)
+    summed = slope_of((positive * d**2).sum() + (negative * torch.relu(1 - d) ** 2).sum(), E)
+    mean, pull = slope_of(L.Contrastive()(E, y), E), 1e-3 * (E.detach() - 1)  # λ(θ - θ_k) for θ_k = 1
+    torch.testing.assert_close(summed + pull, 90 * (mean + pull / 90))  # 90 ordered pairs of ten rows
+
+
+def test_can2019_the_second_moment_is_not_the_default():
+    """Can et al. 2019, 5.2: "default moment parameters", β₂ = .99; Adam's default is .999."""
+    assert torch.optim.Adam([torch.zeros(1)]).defaults["betas"] == (0.9, 0.999)
+
+
+def test_can2019_hard_classes_lose_in_its_own_table():
+    """Can et al. 2019, 5.5 and Table 1, Cars196: R@1 of N-pair and NMI of contrastive fall from PROFS to HNCM."""
+    printed = {"N-pair, R@1": (77.8, 77.6), "contrastive, NMI": (67.8, 66.9), "contrastive, F1": (39.0, 38.1)}
+    assert all(after < before for before, after in printed.values())
+
+
+def test_can2019_the_largest_gains_of_its_table():
+    """Can et al. 2019, 5.5: "up to 3.2, 11.7 and 9.5 points" is hard triplets on SOP, with HNCM, in its Table 1."""
+    before, after = {"NMI": 88.1, "F1": 30.6, "R@1": 65.4}, {"NMI": 91.3, "F1": 42.3, "R@1": 74.9}
+    gains = {name: after[name] - before[name] for name in before}
+    assert gains == pytest.approx({"NMI": 3.2, "F1": 11.7, "R@1": 9.5})
+
+
 # ---------------------------------------------------------------- Jaffe 2020 and Xu et al. 2022
+
+
+def test_jaffe2020_zero_loss_does_not_part_classes_by_the_largest_diameter():
+    """Jaffe 2020, 1.2: classes need not lie apart by the largest squared diameter of any class and α: here .5 where the
+    largest squared diameter is 100.
+    """
+    E = torch.tensor([[0.0], [10.0], [21.0], [21.1], [21.6], [21.7]], dtype=torch.float64)
+    raw = nf.similarity.NegSquaredEuclidean(normalize=False)
+    assert L.Triplet(margin=0.2, similarity=raw)(E, torch.arange(6) // 2).item() == 0
 
 
 @pytest.mark.parametrize(("margin", "mu"), [(0.3, 0.1), (0.0, 1.0), (0.5, 0.02)])

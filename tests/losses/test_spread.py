@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
-from table import random_batch, tensors
+from oracles import oracle_of
+from oracles.gradient import gradient
+from table import BATCHES, random_batch, tensors
 
 import nearfar as nf
 from nearfar.losses.annealing import Anneal
-from nearfar.losses.spread import SpreadFloor, spread
+from nearfar.losses.spread import spread
 
 L = nf.losses
+SpreadFloor = L.SpreadFloor
 
 
 def heaps(directions, each=4):
@@ -60,6 +64,18 @@ def measured(loss, rows, labels):
     return value.detach(), torch.autograd.grad(value, leaf)[0]
 
 
+@pytest.mark.parametrize("kind", BATCHES)
+def test_value_and_gradient_equal_the_oracle(kind):
+    E, y = BATCHES[kind]()
+    hyper = {"inner": "SupCon", "floor": 0.99, "weight": 0.7}
+    value, slope = measured(SpreadFloor(L.SupCon(), floor=0.99, weight=0.7), *tensors(E, y))
+    exact = E.astype(np.longdouble)
+    assert value.item() == pytest.approx(float(oracle_of("SpreadFloor")(exact, y, **hyper)), abs=1e-9)
+    if kind == "random":
+        wanted = gradient(lambda x: oracle_of("SpreadFloor")(x, y, **hyper), exact)
+        np.testing.assert_allclose(slope.numpy(), wanted, rtol=0, atol=1e-9)
+
+
 def test_above_the_floor_it_is_the_loss_exactly():
     rows, labels = tensors(*random_batch())
     inner = L.Triplet(mining="hard", margin=0.3)
@@ -74,6 +90,8 @@ def test_below_it_the_barrier_is_added():
     wanted = loss.loss(rows, labels) + 0.7 * torch.log(0.99 / (spread(rows) + 1e-6))
     torch.testing.assert_close(loss(rows, labels), wanted)
     assert torch.equal(loss.explain(rows, labels).value, loss(rows, labels).detach())
+    loss.weight = 0.0001
+    torch.testing.assert_close(loss(rows, labels), loss.loss(rows, labels), atol=1e-4, rtol=0)
     assert torch.autograd.gradcheck(loss.barrier, rows)
 
 

@@ -520,3 +520,12 @@ def smooth_ap(E, y, temperature=0.01, reduction="mean"):
         if positive:
             values.append(1 - _average(ratios))
     return _reduce(values, reduction, len(values))
+
+
+def spread_floor(E, y, inner="SupCon", floor=0.5, weight=1):
+    """A loss + weight [log(floor / V)]_+, V = mean over pairs i != j of 1 - cos^2 (and a millionth)."""
+    S, n = scores(E, E, "cosine"), len(y)
+    sines = [1 - S[i, j] ** 2 for i in range(n) for j in range(n) if i != j]
+    spread = _average(sines) if sines else 1
+    barrier = max(ZERO, np.log(np.longdouble(floor) / (spread + np.longdouble(1e-6))))
+    return {"SupCon": sup_con}[inner](E, y) + weight * barrier

@@ -21,7 +21,7 @@ from pytorch_metric_learning import miners as their_miners
 
 import nearfar.pml as ours
 from nearfar.pml import losses, miners
-from nearfar.pml._mined import Mined
+from nearfar.pml._native import Mined
 
 sys.path.append(str(Path(__file__).parents[2] / "scripts"))
 import pml_names

@@ -24,7 +24,8 @@ ORACLES = sorted((Path(__file__).parents[1] / "oracles").glob("[!t]*.py"))
 PUBLIC = {
     "nearfar": """
         DegenerateBatchWarning Explanation CrossBatchMemory Distributed Proximal Relation RobustLoss
-        batches cached_step compare data diagnose distributed doctor evaluate evaluate_retrieval evaluation geometry
+        batches cached_step calibrate compare data diagnose distributed doctor evaluate evaluate_pairs
+        evaluate_retrieval evaluation geometry
         groups linear links losses miners models pairs plot pml report runs sets similarity studies suggest_step train
         tune
     """,

@@ -175,5 +175,5 @@ def test_a_mass_that_rounding_lifts_above_the_whole(groups):
 @pytest.mark.parametrize("over", [nf.sets.Mean(), nf.sets.Worst(), nf.sets.KL(1.0), nf.sets.ChiSquare(1.0)], ids=str)
 @pytest.mark.parametrize("engine", ["dense", "tiled"])
 def test_what_only_top_k_can_balance_is_refused_on_every_engine(over, engine):
-    with pytest.raises(ValueError, match=r"both sets must be TopK\.$"):
+    with pytest.raises(ValueError, match=r"both must be TopK\.$"):
         nf.RobustLoss(pair=nf.pairs.Hinge(), over=over, groups="balanced", engine=engine)

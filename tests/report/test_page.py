@@ -273,7 +273,7 @@ def test_nan_rows_are_named():
         ({"queries": 0}, "queries must be a whole number"),
         ({"similarity": "cosin"}, "did you mean 'cosine'"),
         ({"names": ["a"]}, "names must have one entry per row"),
-        ({"classes": ["a", "b"]}, "classes must name each of the 12 labels"),
+        ({"classes": ["a", "b"]}, "classes must name each of the 12 classes"),
         ({"images": [None]}, "images must have one entry per row"),
         ({"images": np.zeros((96, 4, 4))}, "a picture must be uint8"),
     ],
@@ -365,7 +365,7 @@ def test_columns_of_every_kind(tmp_path, kind):
             told(name=column) == f"report: names must be words [n], but came as {kind} ({column.dtype}) of shape [12]."
         )
         assert told(classes=column[:3]).startswith(f"report: classes must be words [n], but came as {kind}")
-    assert f"must be uint8 [n, h, w] or [n, h, w, 3], but are {kind}" in told(images=column)
+    assert f"must be uint8 [n, h, w] or [n, h, w, 3], not {kind}" in told(images=column)
     assert "names must be words [n]" in told(name=np.full((12, 2), "a"))
 
 

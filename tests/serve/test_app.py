@@ -15,7 +15,7 @@ import torch
 from needs import need
 from PIL import Image
 
-from nearfar.evaluation import Index, Neighbors
+from nearfar.evaluation import Index, Neighbors, calibrate
 from nearfar.serve import Searcher
 from nearfar.serve._answers import Answer
 from nearfar.serve._middleware import LOOPBACK
@@ -189,3 +189,17 @@ def test_neighbors_that_were_not_found_are_no_answers():
     """An approximate index gives row -1 for them."""
     found = Neighbors(torch.tensor([[0.5, -torch.inf], [-torch.inf, -torch.inf]]), torch.tensor([[0, -1], [-1, -1]]))
     assert searcher().answers(found) == [[Answer(0, "0", 0.5, None)], []]
+
+
+def test_strangers_are_unknown():
+    """By the calibration of the index; the nearest are still named."""
+    generator = torch.Generator().manual_seed(0)
+    y = torch.arange(40).repeat_interleave(5)
+    x = torch.randn(40, 16, generator=generator)[y] + 0.3 * torch.randn(200, 16, generator=generator)
+    found = calibrate(x, y, 0.1, per="query")
+    app = create_app(Searcher(Index(x, calibration=found)))
+    for vector, known in ((x[0], True), (torch.randn(16, generator=generator), False)):
+        status, answer = asyncio.run(ask(app, json.dumps({"vector": vector.tolist()}).encode()))
+        assert (status, answer["known"], len(answer["results"])) == (200, known, 10)
+        assert (answer["results"][0]["score"] > found.usable) == known
+    assert "known" not in asyncio.run(ask(create_app(searcher())))[1]

@@ -12,7 +12,7 @@ from oracles import descent as oracle
 
 from nearfar.studies import _descent_runs as runs
 from nearfar.studies._descent_errata import Triplet, draws, errata
-from nearfar.studies._descent_rivals import interval, near_triplets
+from nearfar.studies._descent_rivals import hyperplanes, interval, near_triplets
 from nearfar.studies.descent import reproduce
 
 PICTURES = ("surface", "appendix", "bounds", "extensions", "saddles", "rivals")
@@ -25,7 +25,7 @@ def test_reproduce_writes_pictures_and_numbers(tmp_path):
         assert data.startswith(b"\x89PNG")
         assert len(data) > 10_000
     kept = json.loads((tmp_path / "new" / "folder" / "descent.json").read_text(encoding="utf-8"))
-    assert set(kept) == {*PICTURES, "errata"} == set(found)
+    assert set(kept) == {*PICTURES, "hyperplanes", "errata"} == set(found)
     assert set(kept["extensions"]) == {"alpha", "mu", "n", "d", "reference", "ccp", "sgd"}
     assert kept["errata"] == json.loads(json.dumps(kept["errata"]))
     _check_extensions(found["extensions"])
@@ -55,6 +55,20 @@ def test_the_published_run():
     assert broken["1/M_g true"]["value"] == sorted(broken["1/M_g true"]["value"], reverse=True)
 
 
+def test_the_fastest_run_falls_exponentially_in_log_space():
+    """The caption of Figure 2 says quadratic: -log f grows by (1 + |λmin|/λmax)² a step."""
+    values = runs.appendix()["runs"]["1/(2qλmax), stable form"]["value"][3:8]
+    growth = [math.log(after) / math.log(before) for before, after in itertools.pairwise(values)]
+    low, *_, top = np.linalg.eigvalsh(runs.appendix_triplet().b)
+    assert growth == pytest.approx([(1 - low / top) ** 2] * len(growth), rel=1e-3)
+
+
+def test_the_surface_is_a_saddle():
+    """Figure 1: f falls along one direction about as much as it rises along the other."""
+    low, high = runs.surfaces(3)["eigenvalues"]
+    assert 0.8 < -low / high < 1.25
+
+
 def test_the_corrected_bounds_hold_on_the_run():
     found = runs.bounds()
     for norm, frobenius, spectral in zip(
@@ -68,7 +82,8 @@ def test_the_corrected_bounds_hold_on_the_run():
 
 
 def test_every_counterexample_counts():
-    table = {each["where"]: each["measured"] for each in errata(300)}
+    table = errata(300)
+    assert table["(18)"]["ratio"] == pytest.approx(0.5)
     assert table["Hess g"]["relative_error"] > 0.99
     assert table["(23)"]["hessian_over_printed"] > 1000
     assert table["(29)"]["hessian_over_printed"] == pytest.approx(2980, abs=1)
@@ -82,6 +97,7 @@ def test_every_counterexample_counts():
     assert table["2.7"]["cubic"] < 0
     assert table["η̂"]["largest_eigenvalue"] <= 0
     assert table["b_η̂ ≤ 0"]["raised"] == 0
+    assert table["2.5"]["above"] == 0
 
 
 def test_the_table_computes_what_it_names():
@@ -97,6 +113,26 @@ def test_the_table_computes_what_it_names():
         change = moved.w @ case.b @ moved.w - case.w @ case.b @ case.w
         assert case.change(0.1) == pytest.approx(change, rel=1e-6, abs=1e-9)
     assert Triplet(np.eye(2)[0], np.eye(2)[1], np.ones(2)).value() == pytest.approx(math.log(2))
+
+
+def test_the_rate_of_steps_by_the_true_m_g():
+    """Khamaru and Wainwright: with steps of 1/M_g, f falls by (η/2)|∇f|² or more; so min |∇f|² <= 2(f_0 - f)/(Σ η)."""
+    case = runs.appendix_triplet()
+    run = runs.appendix()["runs"]["1/M_g true"]
+    total = 0.0
+    for t, (before, after) in enumerate(itertools.pairwise(run["value"])):
+        eta = 1 / case.true_m_g()
+        total += eta
+        assert before - after >= eta / 2 * run["gradient"][t] * (1 - 1e-9)
+        assert min(run["gradient"][: t + 1]) <= 2 * (run["value"][0] - after) / total * (1 + 1e-9)
+        case = case.at(case.w - eta * case.gradient)
+
+
+def test_hyperplanes_are_compared():
+    found = hyperplanes(2, 10)
+    assert set(found) == {"triplet, hinge", "triplet, logistic", "hinge, logistic"}
+    assert all(0 <= value <= 1 for each in found.values() for value in each["values"])
+    assert found["hinge, logistic"]["mean"] > 0.8  # both machines separate the same classes
 
 
 def test_saddles_are_strict_and_left():

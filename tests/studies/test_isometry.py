@@ -19,7 +19,7 @@ def study(tmp_path_factory):
 
 def test_everything_is_written(study):
     folder, found = study
-    pictures = {f"isometry-{name}.png" for name in ("triplet", "toy", "collapse", "shrink", "descent")}
+    pictures = {f"isometry-{name}.png" for name in ("toy", "collapse", "shrink", "descent")}
     assert {path.name for path in folder.iterdir()} == pictures | {"isometry.json"}
     assert json.loads((folder / "isometry.json").read_text(encoding="utf-8")) == json.loads(json.dumps(found))
     assert all((folder / name).read_bytes().startswith(b"\x89PNG") for name in pictures)
@@ -33,12 +33,31 @@ def test_the_toy_set(study):
     moved = torch.tensor(toy["haus_map"])
     assert G.is_triplet_separated(moved, y, tolerance=1e-6)
     assert float((moved - x).norm(dim=1).max()) <= 1.01 * toy["d_haus"]
-    assert study[1]["triplet"]["hardness"] == 0
+    assert toy["longest"] == [1, 2, 3]
+    assert toy["binding"] == ["02", "12", "23", "34"]  # 24 may bind, but does not in every nearest map
+    assert toy["separated"]["hardness"] == 0
 
 
-def test_the_nearest_map_keeps_less_within_classes(study):
-    for line in study[1]["moved"]["table"].values():
-        assert all(cell["within"] < cell["total"] <= 1.1 for cell in line.values())
+def test_the_nearest_maps_keep_a_range_of_the_spread(study):
+    cells = [cell for line in study[1]["moved"]["table"].values() for cell in line.values()]
+    for cell in [*cells, study[1]["collapse"]]:
+        least, largest = cell["least"], cell["largest"]
+        assert least["total"] < largest["total"] - 0.2
+        assert all(end["within"] < end["total"] for end in (least, largest))
+    x, y = torch.tensor(study[1]["collapse"]["f"]), torch.tensor(study[1]["collapse"]["labels"])
+    for name in ("least", "largest"):
+        g = torch.tensor(study[1]["collapse"][name]["map"])
+        assert G.is_triplet_separated(g, y, tolerance=1e-6)
+        assert float((g - x).norm(dim=1).max()) <= 1.011 * study[1]["collapse"]["d_haus"]
+
+
+def test_maps_that_keep_the_spread_are_hardly_farther(study):
+    """Discussion of Xu et al. 2022: F_TS without collapsed maps. H/2 and d_iso/2 bound it too, as it is a subset."""
+    found = study[1]["collapse"]
+    x, y = torch.tensor(found["f"]), torch.tensor(found["labels"])
+    assert found["restricted"]["total"] >= 0.999
+    assert found["d_haus"] * 0.999 <= found["restricted"]["d_haus"] <= 1.05 * found["d_haus"]
+    assert found["restricted"]["d_haus"] >= G.hardness(x, y) / 4
 
 
 def test_more_dimensions_collapse_less(study):

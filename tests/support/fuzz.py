@@ -219,7 +219,7 @@ def _refused(product: algebra.Product, relation: str) -> str:
     """What the package must say (one of these), or nothing."""
     reasons = {
         "needs one group per anchor": product.reduction != "mean" and product.groups not in ANCHORED,
-        "both sets must be TopK": product.groups == "balanced"
+        "both must be TopK": product.groups == "balanced"
         and {product.over_positive[0], product.over_negative[0]} != {"topk"},
         "raw rows have no distance": (product.similarity, product.normalize) == ("dot", False)
         and product.miner is not None

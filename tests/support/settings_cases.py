@@ -9,7 +9,7 @@ import inspect
 from typing import Any, get_args, get_origin
 
 import torch
-from table import CLASSES, DIM
+from table import CLASSES, DIM, PRODUCTS
 
 import nearfar as nf
 from nearfar.losses.annealing import Anneal
@@ -55,7 +55,7 @@ FIXED = {"classes", "dim", "centers"}
 def kinds() -> list[type]:
     miners = [getattr(M, name) for name in M.__all__]
     return [
-        *(getattr(L, name) for name in L.__all__),
+        *(getattr(L, name) for name in PRODUCTS),
         *(x for x in miners if inspect.isclass(x) and issubclass(x, M.Miner) and x is not M.Miner),
     ]
 

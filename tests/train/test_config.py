@@ -198,6 +198,13 @@ def test_inner_parts_are_built():
     loss = make_loss(parse({"loss": tree}), classes=2)
     assert isinstance(loss.similarity, nf.similarity.Dot)
     assert loss.pair.threshold == 0.25
+    around = {"name": "SpreadFloor", "floor": 0.4, "loss": {"name": "ProxyNCA", "scale": 3.0}}
+    config = parse({"loss": around, "model": {"embedding_dim": 7}})
+    check(config)
+    loss = make_loss(config, classes=5)
+    assert (loss.floor, loss.loss.scale, loss.loss.proxies.shape) == (0.4, 3.0, (5, 7))
+    with pytest.raises(ValueError, match=r"^config: Triplet has no loss\.loss\.minin; did you mean 'mining'\?$"):
+        check(parse({"loss": {"name": "SpreadFloor", "loss": {"name": "Triplet", "minin": "hard"}}}))
 
 
 def test_a_missing_argument_is_one_sentence():

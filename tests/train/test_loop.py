@@ -17,6 +17,7 @@ from rich.console import Console
 from runs import config, journal, tiny, weights
 
 from nearfar import Relation, train
+from nearfar.batches import violations
 from nearfar.data import Tensors
 from nearfar.evaluation import Vectors, evaluate
 from nearfar.train import NotFiniteError, fit, open_run
@@ -30,6 +31,7 @@ PROFS = {
 KINDS = {
     "plain": {},
     "projections": PROFS,
+    "converged": {**PROFS, "batches": {**PROFS["batches"], "rho": 1, "steps": "converged"}},
     "proxies": {"loss": {"name": "ProxyNCA"}},
     "workers": {"data": {"workers": 1}},
     "sgd": {"optimizer": {"name": "sgd", "max_grad_norm": 0.5, "schedule": "constant"}},
@@ -89,13 +91,13 @@ def test_a_run_opens_with_its_best_weights_and_without_its_data(run):
 
 def test_test_classes_are_touched_once_and_at_the_end(tmp_path, monkeypatch):
     data, touched = tiny(), []
-    real = loop.score
+    real = loop.scoring.score
 
     def spy(model, samples, *args, **kwargs):
         touched.append(samples is data.test)
         return real(model, samples, *args, **kwargs)
 
-    monkeypatch.setattr(loop, "score", spy)
+    monkeypatch.setattr(loop.scoring, "score", spy)
     told = Console(file=io.StringIO(), width=200)
     fit(config(), tmp_path / "a", data=data, console=told)
     assert touched == [False] * 4 + [True]
@@ -263,6 +265,28 @@ def test_a_projection_anchors_the_proximal_term_when_it_begins(tmp_path):
     assert max(one_step) < min(
         penalty for (new, penalty), (was, _) in zip(moved[1:], moved[:-1], strict=True) if not new and not was
     )
+
+
+def test_a_projection_lasts_until_the_largest_violation_stops_falling(tmp_path):
+    options = {**PROFS["batches"], "rho": 1, "steps": "converged", "hard_classes": False}
+    seen = []
+
+    def look(moment):
+        sampler, plan = moment.state.sampler, moment.state.config.training
+        bounds = {"max_positive_distance": plan.max_positive_distance, "min_negative_distance": 1.2}
+        found = violations(moment.embeddings, moment.target, **bounds)
+        seen.append((sampler.is_new_projection(moment.step - 1), found.largest))
+
+    fit(config(**{**PROFS, "batches": options}, training={"steps": 24}), tmp_path / "a", data=tiny(), callbacks=[look])
+    new, largest = zip(*seen, strict=True)
+    means = [sum(largest[i : i + 3]) / 3 for i in range(0, 24, 3)]  # M = ceil(9 / 4)
+    expected, begun = [0], 0
+    for k in range(7):
+        if k > begun and means[k] >= means[k - 1]:
+            begun = k + 1
+            expected.append(3 * begun)
+    assert [step for step, first in enumerate(new) if first] == expected
+    assert 1 < len(expected) < 8  # neither all parts nor none
 
 
 @pytest.mark.parametrize("every", [False, True])

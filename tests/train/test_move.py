@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from runs import config, letters
 
-from nearfar import models
 from nearfar.data.transforms import Moved, Plain
+from nearfar.models import saved
 from nearfar.train._build import Input, build_model
 
 PLAIN = {"pretrained": False}
@@ -22,8 +22,8 @@ def test_it_reaches_the_training_transform_alone():
 
 @pytest.mark.parametrize("fresh", [True, False])
 def test_published_weights_are_read_by_a_fresh_run_alone(monkeypatch, fresh):
-    asked, build = [], models.build
-    monkeypatch.setattr(models, "build", lambda name, **more: asked.append(more) or build(name, **more | PLAIN))
+    asked, build = [], saved.build
+    monkeypatch.setattr(saved, "build", lambda name, **more: asked.append(more) or build(name, **more | PLAIN))
     wanted = config(model={"name": "small", "pretrained": True})
     build_model(wanted, Input.of(wanted, letters()), fresh=fresh)
     assert [more["pretrained"] for more in asked] == [fresh]

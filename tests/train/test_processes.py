@@ -49,11 +49,14 @@ PROFS = {
 }
 
 
+CONVERGED = {**PROFS, "batches": {**PROFS["batches"], "rho": 1, "steps": "converged"}}
 GLYPHS = {"model": {"name": "small", "embedding_dim": 4}}
 
 
 @pytest.mark.parametrize(
-    ("settings", "data"), [(GLYPHS, "letters"), (PROFS, "tiny")], ids=["MPerClass, glyphs", "Representatives"]
+    ("settings", "data"),
+    [(GLYPHS, "letters"), (PROFS, "tiny"), (CONVERGED, "tiny")],
+    ids=["MPerClass, glyphs", "Representatives", "Representatives, converged"],
 )
 def test_ranks_draw_the_batches_of_one_process(tmp_path, settings, data):
     alone: list[list[int]] = []

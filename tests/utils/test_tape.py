@@ -83,7 +83,7 @@ SAVED = {
     "shapes alone": (lambda x: x.sin() + torch.eye(5, 4) + torch.ones_like(x).cumsum(0), ["sin", "add", "add"]),
     "zeros and ones": (lambda x: (x.sin() * 1 + 0 - 0.0) / torch.ones_like(x), ["sin"]),
     "numbers that change it": (lambda x: (x.sin() * 2 + 1) / 1, ["sin", "mul", "add"]),
-    "signs": (lambda x: (-(-x)).sin(), ["sin"]),
+    "signs": (lambda x: x.neg().neg().sin(), ["sin"]),
     "a wide sum": (lambda x: (x + 0).sum(1)[:, None].expand(5, 4) * x, ["sum", "unsqueeze", "mul"]),
     "what is written": (lambda x: x.clone().mul_(1).add_(0).sin(), ["clone", "mul_", "add_", "sin"]),
 }

@@ -3,8 +3,6 @@
 Tensors are returned unchanged: their shapes, types and values are checked where they are used.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -54,6 +52,13 @@ def labels_of(owner: str, name: str, value: Any, device: torch.device | None = N
             "into integers, and nf.Relation.from_multilabel takes multi-hot rows."
         )
     return torch.from_numpy(int64_of(owner, name, array)).to(device)
+
+
+def words_of(owner: str, name: str, value: Any) -> tuple[str, ...]:
+    """Strings [n] from a list or an array: bytes are decoded, anything else is formatted."""
+    if isinstance(value, np.ndarray) and value.ndim != 1:
+        raise ValueError(f"{owner}: {name} must have shape [n], but came with shape {list(value.shape)}.")
+    return tuple(word.decode(errors="replace") if isinstance(word, bytes) else str(word) for word in value)
 
 
 def int64_of(owner: str, name: str, array: np.ndarray) -> NDArray[np.int64]:

@@ -1,7 +1,5 @@
 """Checkpoints: written atomically, sealed, plain values and tensors only, read with `weights_only=True`."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Collection
 from pathlib import Path
@@ -11,12 +9,10 @@ import torch
 
 from nearfar._utils.files import check_seal, first_line, sealed
 
-FORMAT = 2
-"""Version of the format; version 1 had neither seal nor configuration."""
+FORMAT = 2  # version of the format; version 1 had neither seal nor configuration
 LAST = ("step", "config", "model", "loss", "optimizer", "sampler", "proximal", "scaler", "random", "best", "lines")
 """Keys of `last.pt`."""
-BEST = ("step", "config", "model", "score", "inputs")
-"""Keys of `best.pt`."""
+BEST = ("step", "config", "model", "score", "inputs")  # keys of `best.pt`
 
 
 def save(path: Path, state: dict[str, Any]) -> None:
@@ -50,9 +46,7 @@ def load(path: Path, needs: Collection[str]) -> dict[str, Any]:
     except (RuntimeError, EOFError, OSError, ValueError, KeyError, pickle.UnpicklingError) as error:
         raise ValueError(f"checkpoint: {path} cannot be read ({first_line(error)}); take another one.") from None
     if not isinstance(state, dict) or state.get("format") != FORMAT:
-        raise ValueError(
-            f"checkpoint: {path} is of another format than {FORMAT}, that of this version of nearfar; train again."
-        )
+        raise ValueError(f"checkpoint: {path} is of another format than {FORMAT}, that of this nearfar; train again.")
     missing = [key for key in needs if key not in state]
     if missing or not isinstance(state["step"], int) or not isinstance(state["config"], dict):
         what = f"lacks {', '.join(missing)}" if missing else "has no whole step or no configuration"

@@ -4,8 +4,6 @@ Shapes and types are always checked: they cost nothing. Values are checked only 
 tensor outside `torch.compile`); on a GPU a read would stall the queue, so there `Deferred` reports a step later.
 """
 
-from __future__ import annotations
-
 import difflib
 import math
 import os
@@ -100,9 +98,7 @@ def check_workers(owner: str, name: str, value: int) -> None:
     cores = os.cpu_count() or 1
     most = max(256, 16 * cores)
     if value > most:
-        raise ValueError(
-            f"{owner}: {name} must be at most {most:,} on a machine of {cores} cores, but came as {value:,}."
-        )
+        raise ValueError(f"{owner}: {name} must be at most {most:,} on {cores} cores, but came as {value:,}.")
 
 
 RECENT = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 11)

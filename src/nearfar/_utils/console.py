@@ -5,8 +5,6 @@ writing direction, rich's markup, or characters that the stream's encoding does 
 visible text, none of it is interpreted, and no print fails because of it.
 """
 
-from __future__ import annotations
-
 import sys
 import unicodedata
 import warnings

@@ -1,7 +1,5 @@
 """Record the GPU work of a function as a CUDA graph, and leave torch unchanged if that fails."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any

@@ -1,7 +1,5 @@
 """Optional packages: imported on use, with an error of one sentence if they are missing."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -35,16 +33,10 @@ def command(extra: str) -> str:
 
 
 def need(module: str, whose: str, extra: str, *, instead: str = "") -> Any:
-    """Import an optional module, or raise an error that says what needs it and how to install it.
+    """Import an optional module, or raise an ImportError that says what needs it and which extra installs it.
 
-    Args:
-        module: the module, which may be inside a package.
-        whose: the feature that needs it, which begins the message.
-        extra: the extra of pyproject.toml that installs the package.
-        instead: what can be done without it, if anything.
-
-    Raises:
-        ImportError: the package is not installed. One that is installed but fails to import raises its own error.
+    `whose` is the feature that needs it, and `instead` what can be done without it, if anything. A package that is
+    installed but fails to import raises its own error.
 
     >>> need("no_such_module.part", "evaluate", "faiss", instead='leave backend="torch"')
     Traceback (most recent call last):

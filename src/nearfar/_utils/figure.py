@@ -1,7 +1,5 @@
 """Write a matplotlib figure to a file."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path

@@ -5,8 +5,6 @@ before it, stored as the comment of the zip file. NumPy and torch read such a fi
 noticed before anything in it is used.
 """
 
-from __future__ import annotations
-
 import ast
 import hashlib
 import math
@@ -27,19 +25,14 @@ from nearfar._utils.checks import printable
 Arrays = Mapping[str, np.ndarray]
 
 SEAL = b"nearfar blake2b "
-DIGEST = 64
-"""Hexadecimal digits of the digest in a seal."""
-ROOM = 1 << 30
-"""Bytes that any archive may unpack to; a larger one may hold up to `GROWTH` times its own size."""
+DIGEST = 64  # hexadecimal digits of the digest in a seal
+ROOM = 1 << 30  # bytes that any archive may unpack to; a larger one may hold up to `GROWTH` times its own size
 GROWTH = 20
-SMALL = 1 << 20
-"""Bytes that a configuration or the like may have."""
-LIMIT = "NEARFAR_UNPACK_LIMIT"
-"""The environment variable that raises `ROOM`, in bytes."""
+SMALL = 1 << 20  # bytes that a configuration or the like may have
+LIMIT = "NEARFAR_UNPACK_LIMIT"  # the environment variable that raises `ROOM`, in bytes
 
 
-_inputs: list[tuple[Path, os.stat_result]] = []
-"""Files that must not be replaced, see `protect`."""
+_inputs: list[tuple[Path, os.stat_result]] = []  # files that must not be replaced, see `protect`
 
 
 @contextmanager
@@ -69,11 +62,7 @@ def atomic_write(path: Path) -> Iterator[Path]:
 
 
 def plain_target(path: Path) -> Path:
-    """Resolve where to write: a symbolic link stays, and the file that it points to is replaced.
-
-    Raises:
-        FileExistsError: the path is not a regular file (a folder, a device), or is protected; neither is replaced.
-    """
+    """Resolve where to write: a symbolic link stays, and the file that it points to is replaced."""
     target = Path(os.path.realpath(path)) if path.is_symlink() else path
     if target.is_symlink() or (target.exists() and not target.is_file()):
         what = "a folder" if target.is_dir() else "no plain file"
@@ -108,16 +97,7 @@ def write_arrays(path: Path, arrays: Arrays) -> None:
 
 
 def check_seal(owner: str, path: Path, *, needed: bool = False) -> None:
-    """Compare an archive with its seal.
-
-    Args:
-        owner: the name in messages.
-        path: the archive.
-        needed: refuse an archive without a seal; otherwise one that another program wrote is accepted.
-
-    Raises:
-        ValueError: a byte has changed since the file was written, or a seal is needed and there is none.
-    """
+    """Compare an archive with its seal; one that another program wrote has none, and is refused if it is `needed`."""
     length = len(SEAL) + DIGEST
     with path.open("rb") as stream:
         size = stream.seek(0, os.SEEK_END)
@@ -125,27 +105,18 @@ def check_seal(owner: str, path: Path, *, needed: bool = False) -> None:
         seal = stream.read()
         if seal.startswith(SEAL):
             if _digest(stream, size - length) != seal[len(SEAL) :]:
-                raise ValueError(
-                    f"{owner}: {path} is damaged: its bytes are not those that were written; write it again."
-                )
+                raise ValueError(f"{owner}: {path} is damaged: its bytes have changed; write it again.")
             return
         # without a comment, an archive ends with its directory record: a required seal is missing
         stream.seek(max(0, size - 22))
         end = stream.read()
         bare = end.startswith(b"PK\x05\x06") and end.endswith(b"\0\0")
     if needed or not bare:
-        raise ValueError(
-            f"{owner}: {path} has no intact seal: it was cut short or damaged, or it is not ours; write it again."
-        )
+        raise ValueError(f"{owner}: {path} has no intact seal: it is cut short, damaged or not ours; write it again.")
 
 
 def read_arrays(owner: str, path: Path) -> dict[str, np.ndarray]:
-    """Read every array of an `.npz` file; nothing is unpickled, and sizes are checked before memory is allocated.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: it is not an `.npz` file, is damaged, holds pickled objects, or would unpack to more than allowed.
-    """
+    """Read every array of an `.npz` file; nothing is unpickled, and sizes are checked before memory is allocated."""
     if not path.is_file():
         raise FileNotFoundError(f"{owner}: there is no file {path}.")
     if not _is_zip(path):
@@ -172,11 +143,7 @@ def read_arrays(owner: str, path: Path) -> dict[str, np.ndarray]:
 
 
 def read_text(owner: str, path: Path, most: int = SMALL) -> str:
-    """Read a small text file in UTF-8; its size is checked first.
-
-    Raises:
-        ValueError: it has more than `most` bytes, is not a regular file, or is not UTF-8.
-    """
+    """Read a small text file in UTF-8; its size is checked first."""
     if not path.is_file():
         raise FileNotFoundError(f"{owner}: there is no file {path}.")
     with path.open("rb") as stream:
@@ -192,15 +159,7 @@ def read_text(owner: str, path: Path, most: int = SMALL) -> str:
 def inside(owner: str, folder: Path, names: Iterable[str], *, outside: bool = False, switch: str) -> list[Path]:
     """Join each name to `folder`, and refuse names that lead out of it, since they may come from an untrusted file.
 
-    Args:
-        owner: the name in messages.
-        folder: what the names are relative to.
-        names: as they were read.
-        outside: allow names that lead out of the folder, directly or through a link.
-        switch: how a user can allow it, for the message.
-
-    Raises:
-        ValueError: a name leads out of the folder, or holds a null character.
+    With `outside`, such names are allowed; `switch` says in the message how a user can allow them.
     """
     home = os.path.join(os.path.realpath(folder), "")
     real: dict[str, str] = {}

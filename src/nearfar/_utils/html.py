@@ -1,7 +1,5 @@
 """Small HTML tables for notebooks: no script or style sheet, all text escaped, readable on light and dark."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from html import escape
 
@@ -20,13 +18,7 @@ class Markup(str):
 def table(
     head: Sequence[str], rows: Iterable[Sequence[object]], *, caption: str = "", words: Iterable[int] = (0,)
 ) -> str:
-    """Format an HTML table.
-
-    Args:
-        head: the names of the columns.
-        rows: the cells; all but `Markup` are escaped.
-        caption: a line above it.
-        words: the columns of text, aligned left; numbers are aligned right.
+    """Format an HTML table of escaped cells (`Markup` is kept); the columns `words` are aligned left, numbers right.
 
     >>> "&lt;script&gt;" in table(["class"], [["<script>"]])
     True

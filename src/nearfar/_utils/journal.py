@@ -4,8 +4,6 @@ A line ends in `"crc": "xxxxxxxx"}`, the CRC-32 of its bytes without that field.
 line without one is damaged; files that other programs wrote need none.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import zlib
@@ -14,10 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
-LONGEST = 1 << 20
-"""Bytes of a line; a longer one is damaged, and never read into memory."""
-SHOWN = 1 << 12
-"""Bytes of a damaged line that are kept."""
+LONGEST = 1 << 20  # bytes of a line; a longer one is damaged, and never read into memory
+SHOWN = 1 << 12  # bytes of a damaged line that are kept
 _END = re.compile(rb',\s*"crc":\s*"([0-9a-f]{8})"\}\s*$')
 
 Entry = dict[str, Any]

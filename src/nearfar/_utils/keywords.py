@@ -5,12 +5,10 @@ Triplet(margn=1)           TypeError: Triplet: there is no margn=; did you mean 
 nf.losses.SupConLoss       AttributeError: module 'nearfar.losses' has no attribute 'SupConLoss'; write SupCon.
 """
 
-from __future__ import annotations
-
 import inspect
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cache
-from typing import Any, Self
+from typing import Any, Never, Self
 
 import torch
 
@@ -89,6 +87,10 @@ def right_class(name: str, known: Iterable[str]) -> str:
     return f"write {ours}." if ours in words else nearest(name, words)
 
 
-def no_such_name(module: str, name: str, known: Iterable[str]) -> AttributeError:
-    """An AttributeError for an unknown name of a module, with a suggestion."""
-    return AttributeError(f"module {module!r} has no attribute {name!r}; {right_class(name, known)}")
+def suggest_names(module: str, known: Iterable[str]) -> Callable[[str], Never]:
+    """A module's `__getattr__`: an AttributeError for an unknown name, with a suggestion."""
+
+    def fail(name: str) -> Never:
+        raise AttributeError(f"module {module!r} has no attribute {name!r}; {right_class(name, known)}")
+
+    return fail

@@ -1,7 +1,5 @@
 """`alone`: let one process at a time into a block, by a lock that the system releases when the process dies."""
 
-from __future__ import annotations
-
 import errno
 import os
 import sys
@@ -32,13 +30,10 @@ def alone(
 ) -> Iterator[None]:
     """Hold the lock of a folder or file.
 
-    The file is created and never removed: otherwise one process could lock the removed file and another a new one.
-
-    Args:
-        path: the file or folder.
-        busy: makes the error to raise if another process holds the lock; None waits for that process.
-        unlocked: called if the disk (with its error) or the system (with None) cannot lock; the block then runs without
-            a lock. None raises the disk's error.
+    The file is created and never removed: otherwise one process could lock the removed file and another a new one. If
+    another process holds the lock, the error that `busy` makes is raised; without it, this process waits. If the disk
+    (with its error) or the system (with None) cannot lock, `unlocked` is called and the block runs without a lock;
+    without it, the disk's error is raised.
     """
     if sys.platform == "win32":  # it has no lock that ends with its process
         if unlocked is not None:

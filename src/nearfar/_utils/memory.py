@@ -1,7 +1,5 @@
 """Free memory, and a check that something fits into it before it is allocated."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import suppress
@@ -18,11 +16,7 @@ GROUPS = (
 
 
 def check_room(owner: str, what: str, need: int, device: torch.device | str = "cpu") -> None:
-    """Raise an error if something needs more memory than is free on a device.
-
-    Raises:
-        ValueError: it does not fit; the message says how much it needs and how much is free.
-    """
+    """Raise an error if something needs more memory than is free on a device."""
     free = free_memory(torch.device(device))
     if free is not None and need > free:
         raise ValueError(

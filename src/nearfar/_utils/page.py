@@ -1,7 +1,5 @@
 """The frame of every HTML page: head, colors of light and dark mode, content security policy, footer."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 from html import escape
@@ -13,14 +11,7 @@ FOOTER = f"<footer><p>Written by nearfar {__version__}. One file: it loads nothi
 
 
 def document(title: str, body: str, *, style: str, head: str = "") -> str:
-    """Format a whole page.
-
-    Args:
-        title: the title; text, where the others are HTML and CSS.
-        body: inside of the body.
-        style: rules besides those that all pages share.
-        head: a further element of the head, such as `allow`.
-    """
+    """Format a whole page: its title is text; body, style and further elements of the head are HTML and CSS."""
     shared = files("nearfar._utils").joinpath("page.css").read_text(encoding="utf-8")
     return f"""<!doctype html>
 <html lang="en">

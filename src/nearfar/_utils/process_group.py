@@ -3,8 +3,6 @@
 Every rank holds all rows and gets all results, so that a value, a dual or a gradient is the same number on every rank.
 """
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -65,28 +63,18 @@ ALONE = ProcessGroup()
 
 @contextmanager
 def in_touch(owner: str, group: Any = None) -> Iterator[None]:
-    """Turn a failed exchange of torch.distributed into one sentence that says that other ranks are gone.
-
-    Args:
-        owner: the name in the message.
-        group: the group; None for all processes.
-    """
+    """Turn a failed exchange of torch.distributed into one sentence that says that other ranks are gone."""
     try:
         yield
     except RuntimeError as problem:
-        if not several(group) or not _of_the_wire(problem):
-            raise
+        words = str(problem).lower()
+        if not several(group) or not (isinstance(problem, dist.DistError) or "gloo" in words or "nccl" in words):
+            raise  # it does not come from the communication between processes
         raise RuntimeError(
             f"{owner}: rank {dist.get_rank(group)} of {dist.get_world_size(group)} lost touch with the others, because "
             "one of them died, stopped or did not come to the same call in time; look at the other ranks' messages, "
             "then go on from the last checkpoint."
         ) from problem
-
-
-def _of_the_wire(problem: RuntimeError) -> bool:
-    """Whether an error comes from the communication between processes."""
-    words = str(problem).lower()
-    return isinstance(problem, dist.DistError) or "gloo" in words or "nccl" in words
 
 
 def several(group: Any = None) -> bool:

@@ -1,7 +1,5 @@
 """Progress of long work: a bar with rate and time left in a terminal, otherwise a plain line now and then."""
 
-from __future__ import annotations
-
 import sys
 import threading
 import time
@@ -17,10 +15,8 @@ from rich.text import Text
 
 from nearfar._utils.console import Terminal, visible
 
-Watch = Callable[[str, int, int], None]
-"""Called as watch(what, done, total); total is 0 if it is unknown."""
-FIRST, EVERY = 5.0, 10.0
-"""Seconds before the first plain line, and between two of them."""
+Watch = Callable[[str, int, int], None]  # called as watch(what, done, total); total is 0 if it is unknown
+FIRST, EVERY = 5.0, 10.0  # seconds before the first plain line, and between two of them
 
 
 def rate(count: float, seconds: float) -> str:
@@ -78,17 +74,9 @@ def _count(task: Task) -> str:
 class Progress:
     """Show the progress of work while its block runs; it can be used as a `Watch`.
 
-    In a terminal it is a bar with rate and time left. Otherwise nothing is printed for `FIRST` seconds, then a plain
-    line at most every `EVERY` seconds, so that the log of a short job stays empty.
-
-    Args:
-        what: description of the work, such as "embedding".
-        total: how many items there are; None if it is unknown, or if the work cannot be counted.
-        done: how many of them were done before.
-        console: where to print; standard error by default.
-        shown: whether to show anything.
-        stays: leave the finished bar in the terminal.
-        clock: a monotonic clock in seconds.
+    In a terminal it is a bar with rate and time left, which `stays` leaves there when it is finished. Otherwise nothing
+    is printed for `FIRST` seconds, then a plain line at most every `EVERY` seconds, so that the log of a short job
+    stays empty. `total` is None if it is unknown; `done` items were done before.
 
     >>> with Progress("counting", 3) as bar:
     ...     for _ in range(3):

@@ -1,7 +1,5 @@
 """Save and restore the states of torch's random generators, on the host and on a device."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -28,8 +28,7 @@ from nearfar._utils.checks import check_choice, check_number, check_positive, ch
 from nearfar._utils.keywords import Keywords, right_name
 
 Check = Callable[[str, str, object], None]
-MISSING: Any = inspect.Parameter.empty
-"""Marks a required argument, which has no default."""
+MISSING: Any = inspect.Parameter.empty  # marks a required argument, which has no default
 
 Number = Annotated[float | Tensor, functools.partial(check_number, learned=True)]
 """A number, which may be learned: a 0-dim `nn.Parameter`."""
@@ -37,8 +36,7 @@ Positive = Annotated[float | Tensor, functools.partial(check_positive, learned=T
 """A number above zero, which may be learned."""
 ZeroOrMore = Annotated[float | Tensor, functools.partial(check_positive, zero=True, learned=True)]
 """A number, zero or above, which may be learned."""
-Whole = Annotated[int, check_whole]
-"""A whole number above zero."""
+Whole = Annotated[int, check_whole]  # a whole number above zero
 
 
 def _check_of(hint: Any) -> Check | None:
@@ -81,16 +79,12 @@ def _parameters(kind: type[Settings]) -> dict[str, inspect.Parameter]:
 class Settings(Keywords, nn.Module):
     """Base class of modules whose constructor arguments are settings; see the docstring of this module."""
 
-    settings: ClassVar[Mapping[str, inspect.Parameter]] = {}
-    """The arguments of the constructor, by name."""
+    settings: ClassVar[Mapping[str, inspect.Parameter]] = {}  # the arguments of the constructor, by name
     fixed: ClassVar[frozenset[str]] = frozenset()
     """Settings that determine the size of a parameter, and so cannot change."""
-    either: ClassVar[Mapping[str, str]] = {}
-    """Pairs of alternative settings: setting one resets the other."""
-    dropped: ClassVar[frozenset[str]] = frozenset()
-    """Settings of a base class that this class does not have."""
-    keyword_only: ClassVar[bool] = False
-    """Arguments are given by name, unless `field(kw_only=False)` says otherwise."""
+    either: ClassVar[Mapping[str, str]] = {}  # pairs of alternative settings: setting one resets the other
+    dropped: ClassVar[frozenset[str]] = frozenset()  # settings of a base class that this class does not have
+    keyword_only: ClassVar[bool] = False  # arguments are given by name, unless `field(kw_only=False)` says otherwise
 
     def __init_subclass__(cls, *, without: Iterable[str] = (), **more: Any) -> None:
         """Make the constructor from the settings of the class and its bases, except those named in `without`.

@@ -11,8 +11,6 @@ Changes to a single object (a hook, a replaced method, a tensor in place of a nu
 `swift`, which engines call every time.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections import OrderedDict
 from collections.abc import Iterable

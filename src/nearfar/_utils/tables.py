@@ -1,7 +1,5 @@
 """Results as text: JSON with one row per line and rounded numbers, and Markdown tables."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence

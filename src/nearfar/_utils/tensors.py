@@ -5,8 +5,6 @@ Sets, groups, links, miners and engines share these few lines, so that an empty 
 everywhere.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

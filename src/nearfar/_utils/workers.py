@@ -1,7 +1,5 @@
 """`Workers`: run many jobs concurrently, in processes that share the cores and the GPU."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal
@@ -20,8 +18,7 @@ Name = TypeVar("Name")
 Job = TypeVar("Job")
 Outcome = TypeVar("Outcome")
 
-_here: dict[str, Any] = {}
-"""In a worker process: the work, and the event that asks it to stop."""
+_here: dict[str, Any] = {}  # in a worker process: the work, and the event that asks it to stop
 _busy, _alone = threading.Lock(), threading.Event()
 """In a worker process: held during a job; set when the parent process is gone."""
 
@@ -33,9 +30,7 @@ class Stopped(Exception):  # noqa: N818  (not an error)
 class Workers(Generic[Job, Outcome]):
     """A pool of processes with one thread each, started at the first job; a pool of one works in the calling process.
 
-    Args:
-        work: called for each job; returns None if Ctrl-C or `stopping` ended it. Each process gets it once.
-        jobs: number of processes.
+    Each process gets `work` once. It is called for each job, and returns None if Ctrl-C or `stopping` ended it.
     """
 
     def __init__(self, work: Callable[[Job], Outcome | None], jobs: int) -> None:

@@ -1,8 +1,6 @@
 """Batch samplers for a DataLoader, and the other tools of alternating projections (Can et al. 2019)."""
 
-from typing import Never
-
-from nearfar._utils.keywords import no_such_name
+from nearfar._utils.keywords import suggest_names
 from nearfar.batches._hard_classes import HardClasses
 from nearfar.batches._m_per_class import MPerClass
 from nearfar.batches._proximal import Proximal
@@ -10,8 +8,4 @@ from nearfar.batches._representatives import Representatives
 from nearfar.batches._violations import Violations, violations
 
 __all__ = ["HardClasses", "MPerClass", "Proximal", "Representatives", "Violations", "violations"]
-
-
-def __getattr__(name: str) -> Never:
-    """Raise an AttributeError that suggests the nearest existing name."""
-    raise no_such_name("nearfar.batches", name, __all__)
+__getattr__ = suggest_names("nearfar.batches", __all__)

@@ -1,7 +1,5 @@
 """`HardClasses`: embeddings of the representatives, and the classes nearest to a seed class (Can et al. 2019)."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 import numpy as np
@@ -55,9 +53,7 @@ class HardClasses:
         """Write rows [r, d] for class numbers [r]; if a class occurs twice, its last row is kept."""
         check_embeddings("HardClasses", "embeddings", embeddings)
         if len(classes) != len(embeddings):
-            raise ValueError(
-                f"HardClasses: each embedding needs a class, but {len(classes)} came for {len(embeddings)} rows."
-            )
+            raise ValueError(f"HardClasses: each row needs a class, but {len(classes)} came for {len(embeddings)}.")
         rows = embeddings.detach()
         rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
         if self.embeddings is None:
@@ -121,7 +117,7 @@ class HardClasses:
         """Restore the rows of a saved table, on the device of the present rows."""
         if len(state["valid"]) != self.classes:
             raise ValueError(
-                f"HardClasses: the state must be of {self.classes} classes, but came with {len(state['valid'])}."
+                f"HardClasses: the state must be of {self.classes} classes, but has {len(state['valid'])}."
             )
         device = None if self.embeddings is None else self.embeddings.device
         rows = state["embeddings"]

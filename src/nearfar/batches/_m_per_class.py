@@ -1,7 +1,5 @@
 """`MPerClass`: batches of C classes with S samples each that visit every sample in every epoch."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,8 +11,7 @@ from torch import Tensor
 from nearfar._utils.checks import check_whole
 from nearfar.batches._sampler import Classes, GlobalBatches, Rows, class_rounds, shuffle_within, shuffled_rounds
 
-MOST = 2**24
-"""An epoch of at most this many rows is planned at once, using about 400 MB; a longer one round by round."""
+MOST = 2**24  # an epoch of at most this many rows is planned at once, using about 400 MB; a longer one round by round
 SHUFFLES = 1
 """Distinguishes the generator that shuffles samples from that of the rounds, which is seeded by the epoch only."""
 
@@ -115,16 +112,9 @@ class MPerClass(GlobalBatches):
 class _LongEpoch:
     """One epoch, planned round by round: a round is a shuffled list of all classes, from which batches are cut.
 
-    With a class of 10,000 samples among 50,000 small ones, an epoch has hundreds of millions of rows. In memory are
-    the current round, the one before it, and one order of the samples of each class. An earlier batch starts again from
-    the first round, which takes a millisecond per round of 50,000 classes.
-
-    Args:
-        classes: the rows of each class.
-        width: C, classes in a batch.
-        samples: S, samples of a class in a batch.
-        random: returns the generator for some numbers.
-        epoch: the number of the epoch.
+    With a class of 10,000 samples among 50,000 small ones, an epoch has hundreds of millions of rows. In memory are the
+    current round, the one before it, and one order of the samples of each class. An earlier batch starts again from the
+    first round, which takes a millisecond per round of 50,000 classes. A batch has `width` classes.
     """
 
     def __init__(

@@ -1,7 +1,5 @@
 """`Proximal`: the proximal term of alternating projections (Can et al. 2019, eq. 4.6)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

@@ -1,10 +1,9 @@
 """`Representatives`: batches of alternating projections (Can et al. 2019), with one representative per class."""
 
-from __future__ import annotations
-
 import math
+from bisect import bisect_right
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -17,6 +16,17 @@ from nearfar.batches._hard_classes import HardClasses
 from nearfar.batches._sampler import Classes, GlobalBatches, Rows, State, as_tensor, class_rounds, shuffle_within
 
 Order = Literal["representatives", "classes"]
+
+
+class _Plan(NamedTuple):
+    """M steps: their number, their projection, the queues at that projection, and the classes [M, B/I] of each step."""
+
+    part: int
+    projection: int
+    queues: Rows
+    choice: Rows
+
+
 SHUFFLE, CHOICE, OTHERS = 1, 2, 3  # purposes of draws, each with generators of its own
 
 
@@ -44,7 +54,8 @@ class Representatives(GlobalBatches):
         batch_size: B; `samples` must divide it. With fewer than B/I classes a batch holds all of them and is smaller.
         samples: I, at least 2.
         rho: ρ.
-        steps: M, instead of the rule. M = 1 is the batch rule of N-pair.
+        steps: M, instead of the rule; M = 1 is the batch rule of N-pair. "converged": a multiple of the rule's M, by
+            the reported violations.
         hard_classes: True, or a `HardClasses` table with options.
         all_pairs: let every pair of a batch count in a training run: hard classes without projections (with `steps=1`).
         order: "representatives": all of them first, then the others, class after class; "classes": each class
@@ -54,7 +65,7 @@ class Representatives(GlobalBatches):
         world: how many ranks share a batch.
 
     Attributes:
-        steps_per_projection: M; also `len()`: an iteration is one projection.
+        steps_per_projection: M; also `len()`: an iteration is one projection (M steps of one if "converged").
         mask: [rows of this rank] boolean, true for representatives; the same for every batch.
 
     >>> sampler = Representatives([0, 0, 1, 1, 2, 2], batch_size=4, samples=2, rho=2)
@@ -69,7 +80,7 @@ class Representatives(GlobalBatches):
         batch_size: int,
         samples: int = 2,
         rho: float = 6,
-        steps: int | None = None,
+        steps: int | Literal["converged"] | None = None,
         hard_classes: bool | HardClasses = False,
         all_pairs: bool = False,
         order: Order = "representatives",
@@ -85,23 +96,28 @@ class Representatives(GlobalBatches):
         self.order, self.all_pairs = order, all_pairs
         # p = (B/I)/L, at most 1; the tiny slack keeps a quotient that is whole from being rounded up
         rule = math.ceil(rho * len(self._classes) / self.classes - 1e-9)
-        self.steps_per_projection = max(1, rule) if steps is None else int(steps)
+        self.converged = steps == "converged"
+        self.steps_per_projection = max(1, rule) if steps is None or isinstance(steps, str) else int(steps)
         self.hard_classes = _table(hard_classes, len(self._classes))
         self._used = np.zeros(len(self._classes), dtype=np.int64)
-        self._plan: tuple[int, Rows, Rows] | None = None
+        self._plan: _Plan | None = None
+        self._switches: list[int] = []  # the first steps of projections 1, 2, ...
+        self._reported = 0  # batches
+        self._reports: list[float] = []  # since the last multiple of M
+        self._before: float | None = None  # the mean of the M reports before, in the same projection
 
-    def _check(self, batch_size: int, samples: int, rho: float, steps: int | None, order: str) -> None:
+    def _check(self, batch_size: int, samples: int, rho: float, steps: int | str | None, order: str) -> None:
         owner = "Representatives"
         check_whole(owner, "batch_size", batch_size)
         check_whole(owner, "samples", samples)
         check_positive(owner, "rho", rho)
         check_choice(owner, "order", order, ("representatives", "classes"))
-        if steps is not None:
+        if isinstance(steps, str):
+            check_choice(owner, "steps", steps, ("converged",))
+        elif steps is not None:
             check_whole(owner, "steps", steps)
         if samples < 2:
-            raise ValueError(
-                f"{owner}: samples must be at least 2, a representative and another, but came as {samples}."
-            )
+            raise ValueError(f"{owner}: samples must be at least 2, a representative and another, but is {samples}.")
         if batch_size % samples or batch_size < 2 * samples:
             raise ValueError(
                 f"{owner}: batch_size must be a multiple of samples = {samples} with two classes or more, "
@@ -117,12 +133,15 @@ class Representatives(GlobalBatches):
         return self.projection_of(self.step)
 
     def projection_of(self, step: int) -> int:
-        """The number of the projection that batch number `step` belongs to."""
+        """The number of the projection that batch number `step` belongs to; if "converged", of those up to the next."""
+        if self.converged:
+            return bisect_right(self._switches, step)
         return step // self.steps_per_projection
 
     def is_new_projection(self, step: int | None = None) -> bool:
         """Whether batch number `step` (default: the next) starts a projection, when `Proximal.anchor()` is due."""
-        return (self.step if step is None else step) % self.steps_per_projection == 0
+        step = self.step if step is None else step
+        return step == 0 or self.projection_of(step) != self.projection_of(step - 1)
 
     @property
     def mask(self) -> Tensor:
@@ -148,19 +167,49 @@ class Representatives(GlobalBatches):
             raise ValueError(f"Representatives: update got label {given[strange][0]}, which no sample has.")
         self.hard_classes.update(as_tensor(place), embeddings)
 
+    def report(self, violation: float) -> None:
+        """Report how far the last batch violates the constraints; the same number on all ranks.
+
+        After each M reports the next batch starts a new projection, unless their mean is below that of the M before.
+        """
+        if not self.converged:
+            return
+        if self._reported != self.step - 1:
+            raise ValueError(
+                f"Representatives: report must be called once after each batch, but {self._reported} of {self.step} "
+                "batches have been reported already."
+            )
+        self._reported = self.step
+        self._reports.append(float(violation))
+        if len(self._reports) < self.steps_per_projection:
+            return
+        mean, self._reports = sum(self._reports) / len(self._reports), []
+        falling = self._before is None or mean < self._before
+        if not falling:
+            self._switches.append(self.step)
+        self._before = mean if falling else None
+
     def state_dict(self, step: int | None = None) -> State:
         state = super().state_dict(step)
-        if self.hard_classes is None:
+        if self.hard_classes is None and not self.converged:
             return state
         if state["step"] != self.step:
             raise ValueError(
-                f"Representatives: with hard classes a state can be saved only when all {self.step} yielded batches "
-                f"have been used, but step={step} came; use num_workers=0 in the DataLoader."
+                'Representatives: with hard classes or steps="converged" a state can be saved only when all '
+                f"{self.step} yielded batches have been used, but step={step} came; use a DataLoader with "
+                "num_workers=0."
             )
-        return state | {"used": as_tensor(self._used.copy()), "table": self.hard_classes.state_dict()}
+        if self.converged:
+            state |= {"switches": [*self._switches], "reports": [*self._reports], "before": self._before}
+        if self.hard_classes is not None:
+            state |= {"used": as_tensor(self._used.copy()), "table": self.hard_classes.state_dict()}
+        return state
 
     def load_state_dict(self, state: State) -> None:
         super().load_state_dict(state)
+        if self.converged:
+            self._switches, self._reports = [*state["switches"]], [*state["reports"]]
+            self._before, self._reported, self._plan = state["before"], self.step, None
         if self.hard_classes is not None:
             self._used = state["used"].cpu().numpy().copy()  # a checkpoint is read onto the device
             self.hard_classes.load_state_dict(state["table"])
@@ -168,37 +217,44 @@ class Representatives(GlobalBatches):
     def _settings(self) -> list[int]:
         kind = 0 if self.hard_classes is None else self.hard_classes.kind
         shape = [self.classes, self.samples, self.steps_per_projection, self.order == "classes", self.seed, kind]
-        return [self._classes.mark, *shape]
+        return [self._classes.mark, *shape, *([-1] if self.converged else [])]
 
     def _global(self, step: int) -> Rows:
-        projection, place = divmod(step, self.steps_per_projection)
-        if self._plan is None or self._plan[0] != projection:
-            self._plan = projection, self._next_queues(projection), self._choice(projection)
-        _, queues, choice = self._plan
+        part, place = divmod(step, self.steps_per_projection)
+        if self.converged and self._reported != step:
+            raise ValueError(
+                'Representatives: steps="converged" needs report(violation) after each batch and before the next, but '
+                f"batch {step} came without; use num_workers=0 in the DataLoader."
+            )
+        projection = self.projection_of(step)
+        if self._plan is None or self._plan.part != part:
+            self._plan = _Plan(part, projection, self._next_queues(projection), self._choice(part))
+        queues, choice = self._plan.queues, self._plan.choice
         random = self._random(OTHERS, step)
         if self.hard_classes is None:
             drawn = choice[place]
         else:
-            if place == 0:
+            if self.is_new_projection(step):
                 self._used[:] = 0
                 self.hard_classes.new_projection()
             drawn = self.hard_classes.choose(random, self._used, self.classes)
             self._used[drawn] += 1
         return self._compose(random, queues, projection, drawn)
 
-    def _choice(self, projection: int) -> Rows:
-        """The classes [M, B/I] of each step of a projection; none where the `HardClasses` table chooses."""
+    def _choice(self, part: int) -> Rows:
+        """The classes [M, B/I] of M steps, part number `part`; none where the `HardClasses` table chooses."""
         if self.hard_classes is not None:
             return np.empty((0, self.classes), dtype=np.int64)
-        random = self._random(CHOICE, projection)
+        random = self._random(CHOICE, part)
         return class_rounds(random, len(self._classes), self.classes, self.steps_per_projection)
 
     def _next_queues(self, projection: int) -> Rows:
         """`_queues`, computed from those of the previous projection if they are cached."""
-        if self._plan is None or self._plan[0] != projection - 1:
+        if self._plan is None or self._plan.projection not in (projection - 1, projection):
             return self._queues(projection)
-        self._shuffle(self._plan[1], projection)
-        return self._plan[1]
+        if self._plan.projection != projection:
+            self._shuffle(self._plan.queues, projection)
+        return self._plan.queues
 
     def _queues(self, projection: int) -> Rows:
         """Row numbers [n], class after class, in the order of the queues at `projection`.

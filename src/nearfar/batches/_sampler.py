@@ -4,8 +4,6 @@ Batch number t is a function of the seed and t alone (except with hard classes),
 the settings, and a resumed sampler continues from t. Every rank draws the whole batch and takes its own rows.
 """
 
-from __future__ import annotations
-
 import itertools
 import zlib
 from abc import ABC, abstractmethod
@@ -28,15 +26,7 @@ State = dict[str, Any]
 
 
 class Classes:
-    """The rows of each class, for n labels with L different values.
-
-    Attributes:
-        names: [L] the labels, ascending; class number c stands for names[c].
-        rows: [n] row numbers, class after class.
-        start: [L] where each class begins in `rows`.
-        size: [L] how many rows each class has.
-        of: [n] the class number of each entry of `rows`.
-    """
+    """The rows of each class, for n labels with L different values; class number c stands for names[c]."""
 
     def __init__(self, owner: str, labels: Tensor | NDArray[Any] | Sequence[int]) -> None:
         given = np.asarray(labels.cpu() if isinstance(labels, Tensor) else labels)
@@ -45,15 +35,16 @@ class Classes:
                 f"{owner}: labels must be one whole number a sample, but came as {given.dtype} {list(given.shape)}."
             )
         given = int64_of(owner, "labels", given).reshape(-1)
+        # [L] the labels, ascending, and how many rows each class has
         self.names, numbers, self.size = np.unique(given, return_inverse=True, return_counts=True)
         if len(self.names) < 2:
             raise ValueError(
                 f"{owner}: labels must hold at least two classes, but {len(given)} labels of {len(self.names)} came; "
                 "a loss needs pairs of different classes."
             )
-        self.rows: Rows = np.argsort(numbers, kind="stable").astype(np.int64)
-        self.start: Rows = np.cumsum(self.size) - self.size
-        self.of: Rows = np.repeat(np.arange(len(self.names)), self.size)
+        self.rows: Rows = np.argsort(numbers, kind="stable").astype(np.int64)  # [n] row numbers, class after class
+        self.start: Rows = np.cumsum(self.size) - self.size  # [L] where each class begins in `rows`
+        self.of: Rows = np.repeat(np.arange(len(self.names)), self.size)  # [n] the class of each entry of `rows`
         self.mark = zlib.crc32(given.tobytes())
 
     def __len__(self) -> int:

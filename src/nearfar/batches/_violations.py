@@ -1,7 +1,5 @@
 """`violations`: which pairs break their distance bound (the feasible set of Can et al. 2019), and by how much."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
@@ -12,8 +10,7 @@ from nearfar._utils.tensors import check_embeddings, check_labels
 from nearfar.relations.relation import Relation
 from nearfar.similarity import NegEuclidean, Similarity
 
-CELLS = 2**21
-"""Pairs computed at a time, limited by memory."""
+CELLS = 2**21  # pairs computed at a time, limited by memory
 
 
 @dataclass(frozen=True)
@@ -28,6 +25,8 @@ class Violations:
         negative_excess: by how much the violating negative pairs are too near, on average.
         positive_pairs: how many positive pairs there are.
         negative_pairs: how many negative pairs there are.
+        largest: V, the largest of all excesses (0 where no pair violates its bound): the distance d_iso from the metric
+            of the rows to the nearest metric that satisfies all bounds (docs/papers/beyond/theorem.md).
     """
 
     share: float
@@ -37,6 +36,7 @@ class Violations:
     negative_excess: float
     positive_pairs: int
     negative_pairs: int
+    largest: float
 
 
 @torch.no_grad()
@@ -75,6 +75,7 @@ def violations(
     tall = max(1, CELLS // max(1, len(rows)))
     # pairs, broken pairs, excess: positive first
     sums = torch.zeros(2, 3, dtype=torch.float64, device=rows.device)
+    largest = rows.new_zeros(())
     for i in range(0, len(rows), tall):
         part = slice(i, min(i + tall, len(rows)))
         tile = relation.tile(part, slice(None))
@@ -86,9 +87,11 @@ def violations(
             )
         ):
             broken = there & ~(excess <= 0)  # NaN counts, so that it shows
-            by = torch.where(broken, excess, 0.0).double().sum()
+            excess = torch.where(broken, excess, 0.0)
+            largest = torch.maximum(largest, excess.amax() if excess.numel() else largest)
+            by = excess.double().sum()
             sums[side] += torch.stack([there.sum().double(), broken.sum().double(), by])
-    return _summary(sums.tolist(), int(relation.orders))
+    return _summary(sums.tolist(), int(relation.orders), float(largest))
 
 
 def _relation(embeddings: Tensor, labels: Tensor | Relation) -> Relation:
@@ -103,7 +106,7 @@ def _relation(embeddings: Tensor, labels: Tensor | Relation) -> Relation:
     return labels
 
 
-def _summary(sums: list[list[float]], orders: int) -> Violations:
+def _summary(sums: list[list[float]], orders: int, largest: float) -> Violations:
     (positive, far_off, positive_by), (negative, too_near, negative_by) = sums
 
     def quotient(a: float, b: float) -> float:
@@ -117,4 +120,5 @@ def _summary(sums: list[list[float]], orders: int) -> Violations:
         negative_excess=quotient(negative_by, too_near),
         positive_pairs=int(positive) // orders,
         negative_pairs=int(negative) // orders,
+        largest=largest,
     )

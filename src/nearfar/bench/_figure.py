@@ -1,7 +1,5 @@
 """The figure of a benchmark: time and memory of each loss against the number of rows, with PML's failures marked."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,8 +10,7 @@ from nearfar.bench._subjects import PEER, SUBJECTS
 from nearfar.plot import style
 
 OURS, THEIRS, FAILURE = style.COLORS[0], style.COLORS[1], "#a3122a"
-COLUMNS = 5
-"""Losses side by side."""
+COLUMNS = 5  # losses side by side
 
 
 def draw(file: Path, rows: Sequence[Row], who: str, *, setting: Mapping[str, Any]) -> None:

@@ -1,7 +1,5 @@
 """Number of operations in a step: kernel launches on a GPU, calls of PyTorch's operators on a CPU."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

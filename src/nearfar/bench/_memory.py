@@ -4,8 +4,6 @@ A new process does not count memory that another loss has left, or libraries tha
 limit, the operating system stops that process, and the benchmark continues.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import sys
 import warnings
@@ -22,8 +20,7 @@ from nearfar.bench._timing import clock_of, reason
 
 WARM_ROWS = 64
 READY = "ready"
-LOADING = 120.0
-"""Seconds for a process to load its libraries."""
+LOADING = 120.0  # seconds for a process to load its libraries
 STATUS = Path("/proc/self/status")
 
 

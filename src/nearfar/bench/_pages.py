@@ -1,7 +1,5 @@
 """Output of a benchmark: a line per row and JSON while it runs, Markdown and a PNG at the end."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -15,12 +13,9 @@ from nearfar.bench._results import Cell, Row, growth
 from nearfar.bench._study import Plan, about
 from nearfar.bench._subjects import PEER, PRECISIONS, SUBJECTS
 
-AUTO = "auto"
-"""The default engine, whose name is left out."""
-USUAL = "float32"
-"""The default precision, whose name is left out."""
-SAME = ("width", "threads", "engines")
-"""Keys that must be equal for a run to be resumed."""
+AUTO = "auto"  # the default engine, whose name is left out
+USUAL = "float32"  # the default precision, whose name is left out
+SAME = ("width", "threads", "engines")  # keys that must be equal for a run to be resumed
 HEAD = ("loss", "B", "ms", "x limit", "PML / ours", "MB", "PML MB")
 
 

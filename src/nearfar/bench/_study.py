@@ -16,21 +16,11 @@ from torch import Tensor
 from nearfar._utils.checks import check_choice
 from nearfar._utils.extras import version_of
 from nearfar._utils.progress import Watch
+from nearfar.bench import _subjects as subjects
 from nearfar.bench._launches import launches
 from nearfar.bench._memory import Limits, Peak, Task, peak, peak_on_gpu
 from nearfar.bench._results import Cell, Row
-from nearfar.bench._subjects import (
-    PEER,
-    PRECISIONS,
-    SUBJECTS,
-    Step,
-    Subject,
-    backward,
-    batch,
-    choose_subjects,
-    matmul,
-    our_step,
-)
+from nearfar.bench._subjects import PEER, SUBJECTS, Step, Subject
 from nearfar.bench._timing import LIMIT, Patience, reason, threads, time_in_turns
 
 REPEATS = 5
@@ -77,7 +67,7 @@ class Plan:
     seconds: float | None = None
 
     def __post_init__(self) -> None:
-        choose_subjects(self.losses)
+        subjects.choose_subjects(self.losses)
         if not self.sizes or min(self.sizes) < 8:
             raise ValueError(
                 f"bench: sizes must be numbers of rows, each at least 8, but came as {list(self.sizes)}; try 128,1024."
@@ -88,7 +78,7 @@ class Plan:
         for engine in self.engines:
             check_choice("bench", "engine", engine, ENGINES)
         for precision in self.precisions:
-            check_choice("bench", "precision", precision, PRECISIONS)
+            check_choice("bench", "precision", precision, subjects.PRECISIONS)
         check_choice("bench", "device", self.device, ("cpu", "cuda"))
         if self.device == "cuda" and not torch.cuda.is_available():
             raise ValueError("bench: device is 'cuda', but PyTorch sees no GPU here; leave --device out.")
@@ -108,7 +98,7 @@ def _refusal(subject: Subject, engine: str, device: str) -> str:
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
         try:
-            backward(our_step(subject, 16, 32, engine, device), *batch(16, 32, device))
+            subjects.backward(subjects.our_step(subject, 16, 32, engine, device), *subjects.batch(16, 32, device))
         except Exception as error:  # any error of an engine is an answer
             return reason(error)
     # a warning that names the engine means that another one runs instead
@@ -130,7 +120,7 @@ def measure(plan: Plan, watch: Watch = lambda what, done, total: None, known: Se
     work = [
         (subject, rows, precision)
         for rows in sorted(set(plan.sizes))
-        for subject in choose_subjects(plan.losses)
+        for subject in subjects.choose_subjects(plan.losses)
         for precision in plan.precisions
     ]
     pace = Pace(plan.limits.seconds, plan.seconds, time.monotonic)
@@ -149,9 +139,7 @@ def measure(plan: Plan, watch: Watch = lambda what, done, total: None, known: Se
             pace.note(row)
             yield row
             if not _alive(plan.device):
-                raise DeviceLostError(
-                    f"bench: the device was lost at {subject.name}, {rows:,} rows; go on with --resume."
-                )
+                raise DeviceLostError(f"bench: the device was lost at {subject.name}, {rows:,} rows; use --resume.")
 
 
 def _row(plan: Plan, subject: Subject, rows: int, precision: str, contestants: Iterable[str], pace: Pace) -> Row:
@@ -161,9 +149,9 @@ def _row(plan: Plan, subject: Subject, rows: int, precision: str, contestants: I
     if pace.failed(subject.name, rows, precision, LIMIT):
         return replace(made, cells={who: Cell(failed=cell.failed or "time") for who, cell in cells.items()})
     steps: dict[str, Step] = {}
-    with matmul(precision):
+    with subjects.matmul(precision):
         try:
-            e, y = batch(rows, plan.width, plan.device, precision)
+            e, y = subjects.batch(rows, plan.width, plan.device, precision)
         except (RuntimeError, MemoryError) as error:  # not even the embeddings
             return replace(made, cells={who: Cell(failed=reason(error)) for who in cells})
         for who, cell in cells.items():
@@ -200,7 +188,7 @@ def _cell(plan: Plan, task: Task, steps: dict[str, Step], e: Tensor, y: Tensor) 
 
 def _peak(plan: Plan, task: Task, step: Step, e: Tensor, y: Tensor) -> Peak:
     if task.engine == "compiled" or plan.device == "cuda":
-        backward(step, e, y)  # compile before measuring
+        subjects.backward(step, e, y)  # compile before measuring
     if not plan.memory:
         return Peak()
     return peak_on_gpu(step, e, y) if plan.device == "cuda" else peak(task, plan.limits)
@@ -239,10 +227,7 @@ def about(plan: Plan) -> dict[str, Any]:
 class Pace:
     """Predicts the time of larger sizes from smaller ones, in proportion to the number of pairs.
 
-    Args:
-        step: seconds that one step may take.
-        total: seconds that the run may take, or None.
-        clock: a monotonic clock in seconds.
+    A step may take `step` seconds, and the run `total` seconds (None: no limit).
     """
 
     def __init__(self, step: float, total: float | None, clock: Callable[[], float]) -> None:

@@ -5,8 +5,6 @@ losses differ in what they average over or in their initialization. Losses that 
 is timed inside a loss.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -24,15 +22,12 @@ from nearfar._utils.checks import nearest
 from nearfar.similarity import Dot
 
 Step = Callable[[Tensor, Tensor], Tensor]
-Make = Callable[[int, int, Any], torch.nn.Module]
-"""Makes a loss from rows, width and engine."""
+Make = Callable[[int, int, Any], torch.nn.Module]  # makes a loss from rows, width and engine
 Peer = Callable[[int, int, Any, Any], Step]
 """Makes PML's loss from rows, width, and PML's modules of losses and of miners."""
 
-PEER = "PML"
-"""The name of pytorch-metric-learning in tables, used like the name of an engine."""
-EACH = 4
-"""Rows per class in the batches."""
+PEER = "PML"  # the name of pytorch-metric-learning in tables, used like the name of an engine
+EACH = 4  # rows per class in the batches
 PRECISIONS = {
     "float32": torch.float32,
     "tf32": torch.float32,
@@ -41,8 +36,7 @@ PRECISIONS = {
     "float64": torch.float64,
 }
 """Precisions of embeddings; "tf32" is float32 whose products may use TF32."""
-DRAWN_ON_CPU = 2**24
-"""Up to this size embeddings are drawn on the CPU, so that they are the same on every device."""
+DRAWN_ON_CPU = 2**24  # up to this size embeddings are drawn on the CPU, so that they are the same on every device
 
 
 @dataclass(frozen=True)
@@ -86,8 +80,7 @@ def _theirs(name: str, miner: str = "", sized: bool = False, mined: tuple[Any, .
     return make
 
 
-_FILTERED = {"power": 1, "reduction": "nonzero"}
-"""The contrastive loss in which miners are timed."""
+_FILTERED = {"power": 1, "reduction": "nonzero"}  # the contrastive loss in which miners are timed
 _TABLE: dict[str, tuple[Any, ...]] = {
     "Contrastive": (_ours(L.Contrastive, power=1, reduction="nonzero"), _theirs("ContrastiveLoss"), True),
     "Margin": (_ours(L.Margin, reduction="nonzero"), _theirs("MarginLoss")),
@@ -132,6 +125,7 @@ _TABLE: dict[str, tuple[Any, ...]] = {
     "NCA": (_ours(L.NCA), _theirs("NCALoss")),
     "FastAP": (_ours(L.FastAP), _theirs("FastAPLoss")),
     "SmoothAP": (_ours(L.SmoothAP),),
+    "SpreadFloor": (lambda rows, width, engine: L.SpreadFloor(L.Triplet(mining="hard", engine=engine)),),
     "miner MultiSimilarity": (_ours(L.Contrastive, miner=miners.MultiSimilarity(), **_FILTERED),
      _theirs("ContrastiveLoss", "MultiSimilarityMiner")),
     "miner Hard": (_ours(L.Contrastive, miner=miners.Hard(), **_FILTERED),

@@ -4,8 +4,6 @@ One thread on a CPU is timed in CPU seconds, so that other processes do not coun
 clock.
 """
 
-from __future__ import annotations
-
 import statistics
 import time
 import warnings
@@ -18,12 +16,10 @@ from torch import Tensor
 
 from nearfar.bench._subjects import Step, backward
 
-LIMIT = "limit"
-"""The name of the two products `(E @ E.T) @ E`."""
+LIMIT = "limit"  # the name of the two products `(E @ E.T) @ E`
 WHOLE = {"cpu": 8192, "cuda": 32768}
 """Rows up to which the two products hold all scores; above, strips of rows are as fast and need less memory."""
-STRIP = 2**30
-"""Maximum number of scores in a strip."""
+STRIP = 2**30  # maximum number of scores in a strip
 WARM, COMPILING = 5, 15.0
 """Warm-up calls on a GPU, and the seconds after which no further one begins: the first compile kernels."""
 SMALL = 2048
@@ -35,8 +31,8 @@ class Patience:
 
     Args:
         rounds: the most rounds; one more round before them is discarded as warm-up.
-        seconds: begin no round after this; a first round as long as this counts, since warm-up is negligible in it. A
-            single step as long as this is not repeated if it was already run to measure its memory.
+        seconds: no round begins after this time. A first round that takes as long counts, since warm-up is negligible
+            in it. A single step that takes as long is not repeated if it was already run to measure its memory.
     """
 
     rounds: int = 9
@@ -63,12 +59,7 @@ def time_in_turns(
 ) -> Timed:
     """Time forward and backward of each step, and of the two products, in turns.
 
-    Args:
-        steps: by name.
-        e: [n, d] embeddings.
-        y: [n] labels.
-        patience: for how long.
-        failed: receives the reason of each step that failed, which is then left out; None: errors are raised.
+    `failed` receives the reason of each step that failed, which is then left out; if it is None, errors are raised.
     """
     clock = clock_of(e.device.type, torch.get_num_threads())
     found: dict[str, list[float]] = {name: [] for name in (LIMIT, *steps)}

@@ -1,3 +1,1 @@
 """The command line: `main` has the application, `commands` one file per group of commands."""
-
-__all__: list[str] = []

@@ -1,7 +1,5 @@
 """`nearfar demo`: train a small network to retrieve characters of scripts that it has never seen."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 from pathlib import Path

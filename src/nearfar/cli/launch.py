@@ -29,8 +29,7 @@ Restarts = Annotated[
     int, typer.Option("--restarts", min=0, help="With --processes: how often to restart them after one died.")
 ]
 OWN = ("--processes", "--restarts")
-PATIENCE = "300"
-"""Seconds that processes get to end after Ctrl-C, since training ends at its next checkpoint."""
+PATIENCE = "300"  # seconds that processes get to end after Ctrl-C, since training ends at its next checkpoint
 
 
 def place(variables: Mapping[str, str] = os.environ) -> tuple[int, int]:
@@ -84,14 +83,8 @@ def share_evaluation(owner: str) -> Iterator[ProcessGroup]:
 def launch(processes: int | None, again: int = 0, more: Sequence[str] = ()) -> bool:
     """Run this command in several processes, if asked to; returns False if this process is to run it.
 
-    Args:
-        processes: how many.
-        again: how often all of them are restarted after one of them died.
-        more: words to add to the command.
-
-    Raises:
-        SystemExit: one of them failed more often than that; its own message says why.
-        ValueError: a launcher has already started this process.
+    After one of them died, all are restarted up to `again` times, then SystemExit is raised. Each command gets the
+    words `more` besides those of this process.
     """
     if processes is None and again:
         raise ValueError("--restarts needs --processes; name both.")

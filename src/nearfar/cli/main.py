@@ -1,7 +1,5 @@
 """The command line application, with the commands `losses` and `report`; the others are in `nearfar.cli.commands`."""
 
-from __future__ import annotations
-
 import inspect
 import sys
 from collections.abc import Mapping
@@ -16,10 +14,12 @@ from nearfar._utils.process_group import close
 from nearfar._utils.progress import Progress
 from nearfar.cli.commands import (
     bench,
+    calibration,
     diagnosis,
     embedding,
     evaluation,
     exporting,
+    inspecting,
     reproduction,
     search,
     serving,
@@ -87,18 +87,23 @@ def report(
     outside: Annotated[bool, typer.Option("--outside", help="Allow names that lead out of --images.")] = False,
     queries: Annotated[int, typer.Option(help="Number of queries in the gallery.", min=1)] = 200,
     seed: Annotated[int, typer.Option(help="Seed of all random choices.")] = 0,
+    threshold: Annotated[
+        Path | None, typer.Option("--calibration", help="File of `nearfar calibrate` to show.")
+    ] = None,
     processes: Processes = None,
 ) -> None:
     """Write a self-contained HTML page about an embedding space: scores, gallery, map, confusion."""
     from nearfar import report as package
+    from nearfar.evaluation import Calibration
     from nearfar.report._maps import without_tsne
 
     check_suffix("--output", output, {".html": "a page"})
     if launch(processes):
         return
-    shown = images or pictures_of(source)
+    chosen = None if threshold is None else Calibration.load(threshold)
+    options: dict[str, Any] = {"images": images or pictures_of(source), "outside": outside, "calibration": chosen}
     with share_evaluation("report"), Progress(f"report of {source}", shown=is_first()) as watch:
-        package.write(output, source, images=shown, outside=outside, queries=queries, seed=seed, watch=watch)
+        package.write(output, source, queries=queries, seed=seed, watch=watch, **options)
     if not is_first():
         return
     if without_tsne():
@@ -125,8 +130,10 @@ COMMANDS = (
     tune.tune,
     evaluation.evaluate,
     evaluation.compare,
+    calibration.calibrate,
     report,
     diagnosis.diagnose,
+    inspecting.inspect,
     embedding.embed,
     search.index,
     search.search,

@@ -16,8 +16,7 @@ from nearfar.data._splits import Shares
 
 NEAR = math.log(4)
 """A measured data set is near if its number of classes and its samples per class are within a factor of four."""
-PLAIN = "MPerClass"
-"""The sampler without projections."""
+PLAIN = "MPerClass"  # the sampler without projections
 OPEN = "Steps and learning rate are left open: they depend on the network more than on the labels."
 RECIPE = (
     "Size, network, rate and steps are those of the recipe for photographs (configs/photographs.yaml), chosen on "
@@ -113,16 +112,11 @@ def recommend(
     photographs: bool = False,
     rows: Sequence[Row] | None = None,
 ) -> Recommendation:
-    """Recommend loss, sampler and batch for these labels.
+    """Recommend loss, sampler and batch for these labels [n], which include those that will be held out.
 
-    Args:
-        labels: integers [n] of the training samples, including those that will be held out.
-        batch_size: the largest number of samples that fits in a batch.
-        memory: gigabytes that the loss may use.
-        validation: the share of these classes that training holds out, `data.validation` of a configuration.
-        test: number of test classes, used only in the text.
-        photographs: the samples are photographs, for which a recipe sets the other options; used only in the text.
-        rows: measured results to choose from; by default those of the package.
+    A batch may have `batch_size` samples, and the loss may use `memory` gigabytes. Training holds out the share
+    `validation` of the classes. The number of `test` classes, and whether the samples are `photographs`, for which a
+    recipe sets the other options, only change the text. `rows` are the measured results to choose from.
 
     >>> recommend([0, 0, 0, 1, 1, 1, 2, 2, 2], batch_size=6).config["batches"]
     {'name': 'MPerClass', 'classes': 2, 'samples': 3}

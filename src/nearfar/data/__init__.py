@@ -2,6 +2,7 @@
 
 from nearfar.data import transforms
 from nearfar.data._benchmarks import cars, cub, flowers, inshop, omniglot, sop
+from nearfar.data._corrections import correct
 from nearfar.data._folders import folder, manifest, vectors
 from nearfar.data._glyphs import Glyphs, Split, glyphs
 from nearfar.data._hf import hf
@@ -28,6 +29,7 @@ __all__ = [
     "class_disjoint",
     "classes_by_name",
     "collate",
+    "correct",
     "cub",
     "flowers",
     "folder",

@@ -3,8 +3,6 @@
 CUB-200-2011 and Flowers-102 may also be tar archives with a table of labels; Omniglot is one `.npz` file.
 """
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -32,10 +30,8 @@ KS: Mapping[str, tuple[int, ...]] = MappingProxyType(
 )
 """Name of a data set -> the K at which papers report recall@K on it; `USUAL_KS` for others."""
 
-Row = tuple[Path | Member, str, Any]
-"""An image, its name and its label."""
-Counts = Mapping[str, tuple[int, int]]
-"""Images and classes of each split."""
+Row = tuple[Path | Member, str, Any]  # an image, its name and its label
+Counts = Mapping[str, tuple[int, int]]  # images and classes of each split
 Found = TypeVar("Found")
 BAD_MAT = (OSError, LookupError, ValueError, TypeError, AttributeError, RuntimeError, EOFError, MemoryError, zlib.error)
 """Errors that scipy raises, besides its own, for a .mat file that is damaged or holds something else."""
@@ -246,12 +242,7 @@ def _data_set(name: str, sides: Mapping[str, Pictures], expected: Counts, check:
 
 
 def _members(owner: str, path: Path, pattern: str, names: Iterable[str]) -> list[Member]:
-    """Locate the files of these names, in this order, inside the tar archives of a folder; nothing is unpacked.
-
-    Raises:
-        FileNotFoundError: no archive holds a name that was listed.
-        ValueError: an archive cannot be read, or a name in it leads out of it.
-    """
+    """Locate the files of these names, in this order, inside the tar archives of a folder; nothing is unpacked."""
     archives = sorted(path.glob(pattern))
     members = {member.name: member for archive in archives for member in tar_members(owner, archive)}
     listed = list(names)

@@ -15,11 +15,7 @@ from nearfar._utils.lock import alone
 
 
 def default_folder() -> Path:
-    """Return `$XDG_CACHE_HOME/nearfar`, or `~/.cache/nearfar` where that variable is unset or relative.
-
-    Raises:
-        RuntimeError: If the account has no home folder.
-    """
+    """Return `$XDG_CACHE_HOME/nearfar`, or `~/.cache/nearfar` where that variable is unset or relative."""
     base = Path(os.environ.get("XDG_CACHE_HOME", ""))
     if base.is_absolute():
         return base / "nearfar"
@@ -42,15 +38,9 @@ def load_or_make(
 ) -> Arrays:
     """Return the arrays stored under `stem`, or make and store them.
 
-    A file with a broken seal is made again, with a warning. If the folder cannot be written, there is a warning, and
-    the arrays are returned nevertheless.
-
-    Args:
-        folder: Folder of the file; created if missing.
-        stem: Name of the file. It must name whatever the arrays depend on, unless `is_current` compares that.
-        make: Called without arguments if there is no valid and current file.
-        is_current: Whether stored arrays may be used; otherwise they are replaced.
-        lock: Make other processes that need the same arrays wait, if the folder can hold a lock.
+    `stem` must name whatever the arrays depend on, unless `is_current` compares that. With `lock`, other processes that
+    need the same arrays wait, if the folder can hold a lock. A file with a broken seal is made again, with a warning.
+    If the folder cannot be written, there is a warning, and the arrays are returned nevertheless.
     """
     path = folder / f"{stem}.npz"
     stored = _load(path, is_current)

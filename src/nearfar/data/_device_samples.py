@@ -17,25 +17,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-STEP = 32
-"""Regions are rounded up to a multiple of this, so that the sizes of temporary tensors repeat."""
+STEP = 32  # regions are rounded up to a multiple of this, so that the sizes of temporary tensors repeat
 
 
 @dataclass(frozen=True, eq=False)
 class Ragged:
-    """Pictures of different sizes in one tensor.
+    """Pictures of different sizes in one tensor."""
 
-    Attributes:
-        pixels: uint8 [p, 3], all pixels, picture after picture, row after row.
-        start: int64 [b], the first pixel of each picture.
-        height: int64 [b].
-        width: int64 [b].
-    """
-
-    pixels: Tensor
-    start: Tensor
-    height: Tensor
-    width: Tensor
+    pixels: Tensor  # uint8 [p, 3], all pixels, picture after picture, row after row
+    start: Tensor  # int64 [b], the first pixel of each picture
+    height: Tensor  # int64 [b]
+    width: Tensor  # int64 [b]
 
     @property
     def device(self) -> torch.device:
@@ -48,11 +40,8 @@ class Ragged:
 def crops(pictures: Ragged, boxes: Tensor, flips: Tensor, size: int) -> Tensor:
     """Crop and resize: gray levels [b, 3, size, size] as float32, whole numbers in 0..255, channels last in memory.
 
-    Args:
-        pictures: b pictures.
-        boxes: [b, 4] left, top, width and height in pixels, on the CPU, since the largest box sets the size read.
-        flips: bool [b], which crops are mirrored left to right.
-        size: pixels a side.
+    `boxes` [b, 4] are left, top, width and height in pixels, on the CPU, since the largest one sets the size that is
+    read; `flips` [b] says which crops are mirrored left to right.
     """
     device, count = pictures.device, len(boxes)
     margin = math.ceil(max(1.0, float(boxes[:, 2:].amax()) / size)) + 1
@@ -76,13 +65,8 @@ def _to_levels(x: Tensor) -> Tensor:
 def _weights(first: Tensor, length: Tensor, margin: int, region: int, limit: Tensor, size: int) -> Tensor:
     """The weight [b, size, region] of each input pixel in each output pixel, along one direction.
 
-    Args:
-        first: [b] where the crop begins.
-        length: [b] its length.
-        margin: how many pixels before the crop the region begins.
-        region: its length.
-        limit: [b] the length of the picture, beyond which nothing is read.
-        size: output pixels.
+    Crops [b] begin at `first` and have a `length`. Regions begin `margin` pixels before them; pixels from `limit` [b]
+    on, the end of a picture, are not read.
     """
     scale = length / size
     places = torch.arange(region, device=first.device) + (first - margin)[:, None]  # [b, region]
@@ -106,19 +90,12 @@ def _region(pictures: Ragged, left: Tensor, top: Tensor, wide: int, high: int) -
 
 @dataclass(frozen=True, eq=False)
 class DeviceSamples:
-    """Samples on a device; subsets share the tensors of the whole.
+    """Samples on a device; subsets share the tensors of the whole."""
 
-    Attributes:
-        x: all samples: a tensor [m, ...], or pictures of different sizes.
-        rows: int64 [n], the row of each sample in `x`; of a substitute if it cannot be read.
-        readable: bool [n], whether the sample itself can be read.
-        sizes: int64 [n, 2], width and height of each.
-    """
-
-    x: Tensor | Ragged
-    rows: NDArray[np.int64]
-    readable: NDArray[np.bool_]
-    sizes: NDArray[np.int64]
+    x: Tensor | Ragged  # all samples: a tensor [m, ...], or pictures of different sizes
+    rows: NDArray[np.int64]  # int64 [n], the row of each sample in `x`; of a substitute if it cannot be read
+    readable: NDArray[np.bool_]  # bool [n], whether the sample itself can be read
+    sizes: NDArray[np.int64]  # int64 [n, 2], width and height of each
 
     def part(self, rows: NDArray[np.int64]) -> DeviceSamples:
         """A subset of the samples, which shares their tensors."""

@@ -1,7 +1,5 @@
 """Your own data: one folder per class, a CSV manifest, or vectors in `.npz` files."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,8 +14,7 @@ from nearfar.data._splits import class_disjoint
 from nearfar.data._tables import SIDES, table
 
 SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
-SEED = 0
-"""Seed of the split by class of data without a given split."""
+SEED = 0  # seed of the split by class of data without a given split
 
 
 def folder(path: Path, *, on_corrupt: OnCorrupt = "stop") -> DataSet:
@@ -47,9 +44,7 @@ def folder(path: Path, *, on_corrupt: OnCorrupt = "stop") -> DataSet:
 def _class_folders(path: Path, on_corrupt: OnCorrupt) -> Pictures:
     folders = sorted(entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
     if not folders:
-        raise ValueError(
-            f"folder: {path} holds no class folders; put the images of each class into a folder of its own."
-        )
+        raise ValueError(f"folder: {path} holds no class folders; put the images of each class into its own folder.")
     held = {place: sorted(file for file in place.iterdir() if is_image(file)) for place in folders}
     empty = [place.name for place, images in held.items() if not images]
     about = f"no images ({', '.join(sorted(SUFFIXES))})"

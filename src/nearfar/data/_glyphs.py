@@ -111,9 +111,7 @@ def glyphs(*, cache: str | Path | None = None, progress: bool = True) -> Glyphs:
         FileNotFoundError: If the installed matplotlib lacks one of the faces.
     """
     if not isinstance(cache, str | Path | None):
-        raise TypeError(
-            f"glyphs: cache must be a path or None, but came as {cache!r}; pass the folder that may hold the data."
-        )
+        raise TypeError(f"glyphs: cache must be a path or None, but came as {cache!r}; pass the folder for the data.")
     fonts = _fonts()
     folder = default_folder() if cache is None else Path(cache)
     return _assemble(load_or_make(folder, _stem(fonts), lambda: _draw(fonts, progress)))
@@ -243,15 +241,10 @@ class _Pen:
 
 
 def _without_look_alikes(pictures: Pictures, there: Flags, test: Flags) -> Flags:
-    """Decide which characters to keep: all that do not look like one kept before.
+    """Decide which characters [c] to keep: all that do not look like one kept before.
 
-    Args:
-        pictures: `[f, c, 32, 32]`: faces, characters in the order of code points.
-        there: `[f, c]`, whether the face has the character.
-        test: `[c]`, whether the script of a character is for the test.
-
-    Returns:
-        `[c]`, true for a character that looks like none kept before it.
+    `pictures` are [f, c, 32, 32]: faces, and characters in the order of code points. `there` [f, c] says whether the
+    face has the character, and `test` [c] whether its script is for the test.
     """
     votes = np.zeros((len(test), len(test)), dtype=np.int64)
     for face in range(len(pictures)):

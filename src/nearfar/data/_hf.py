@@ -20,8 +20,7 @@ from nearfar.data._pictures import OnCorrupt, Pictures, Places
 from nearfar.data._samples import DataSet, Labels, PackedNames, Samples, Tensors, numbered
 from nearfar.data._tables import SIDES
 
-DEFAULT_LABELS = ("label", "labels")
-"""Columns that hold the labels by default."""
+DEFAULT_LABELS = ("label", "labels")  # columns that hold the labels by default
 
 
 def hf(

@@ -1,7 +1,5 @@
 """`View` and `collate`: transformed samples for a DataLoader, with augmentation seeded by (seed, draw, sample)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 
@@ -17,8 +15,7 @@ from nearfar.data._samples import Samples, Size, Tensors, Transform, genuine, ho
 Key = int | tuple[int, int]
 Batch = tuple[Tensor, Tensor, Tensor]
 Same = TypeVar("Same")
-NONE = np.random.default_rng(0)
-"""A generator for transforms that draw nothing."""
+NONE = np.random.default_rng(0)  # a generator for transforms that draw nothing
 
 
 @runtime_checkable

@@ -1,7 +1,5 @@
 """Pictures that are decoded once, and then read from one file, from memory, or from the device."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import os
@@ -29,15 +27,9 @@ Cache = Literal["none", "disk", "memory", "device"]
 class CachedPictures:
     """Pictures that are decoded and resized once; `samples[i]` is a PIL image, equal to the resized original.
 
-    They are decoded at the first access, so that a split that is never read costs nothing.
-
-    Args:
-        base: samples that are PIL images.
-        resize: how a picture is stored, such as `Photograph.resize`.
-        key: what the result of `resize` depends on, as text: part of the file's name.
-        cache: "disk" maps the file, "memory" reads it whole, "device" is as "disk" until `hold` copies it to a device.
-        folder: the folder of the file; None for the user's cache folder.
-        console: where progress is printed.
+    They are decoded at the first access, so that a split that is never read costs nothing. What the result of `resize`
+    depends on is in the text `key`, which is part of the file's name. `cache` is "disk", which maps the file, "memory",
+    which reads it whole, or "device": as "disk" until `hold` copies it to a device.
     """
 
     def __init__(

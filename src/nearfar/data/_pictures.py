@@ -1,7 +1,5 @@
 """Image files with labels, opened on access; an error or warning names a file that cannot be read."""
 
-from __future__ import annotations
-
 import errno
 import io
 import struct
@@ -62,11 +60,7 @@ class Member:
 
 
 def tar_members(owner: str, path: Path) -> Iterator[Member]:
-    """Yield the regular files of a plain tar archive, in their order; nothing is unpacked.
-
-    Raises:
-        ValueError: it is not a plain tar archive, was cut short, or holds a name that leads out of it.
-    """
+    """Yield the regular files of a plain tar archive, in their order; nothing is unpacked."""
     try:
         with tarfile.open(path, "r:") as archive:
             for entry in archive:
@@ -206,11 +200,7 @@ def _read(path: Path | Stored) -> Image.Image:
 
 @contextmanager
 def open_picture(path: Path | Stored) -> Iterator[Image.Image]:
-    """Open an image file of a format that PIL decodes itself; for some other formats it would start a program.
-
-    Raises:
-        OSError: not a regular file, or not an image of these formats; `UNREADABLE` lists what reading may also raise.
-    """
+    """Open an image file of a format that PIL decodes itself; for some other formats it would start a program."""
     if isinstance(path, Path) and not path.is_file():  # opening a pipe would wait forever
         raise FileNotFoundError(errno.ENOENT, "there is no such file", str(path))
     Image.init()
@@ -237,12 +227,7 @@ def check_on_corrupt(owner: str, value: object) -> None:
 
 
 def resolve_files(owner: str, folder: Path, names: Sequence[str], *, outside: bool = False) -> list[Path]:
-    """Resolve a list of file names relative to `folder`; all must exist, and be inside it unless `outside`.
-
-    Raises:
-        ValueError: a name leads out of the folder.
-        FileNotFoundError: files are missing; the error counts them and names the first.
-    """
+    """Resolve a list of file names relative to `folder`; all must exist, and be inside it unless `outside`."""
     switch = "set data.outside: true (outside=True of open_data)"
     paths = inside(owner, folder, names, outside=outside, switch=switch)
     missing = [path for path in paths if not _is_there(path)]

@@ -29,19 +29,13 @@ Decode = Callable[[int], Pixels | None]
 """The pixels [h, w, 3] of a picture by its number; None if it cannot be read and is left out."""
 ROW = np.dtype([("height", "<i4"), ("width", "<i4"), ("crc", "<u4")])
 END = b"nearfar pixels 1"
-TOGETHER = 256
-"""The number of pictures that are decoded between two commits."""
+TOGETHER = 256  # the number of pictures that are decoded between two commits
 
 
 class PixelFile:
     """The pictures of a complete file: `file[i]` is the pixels [h, w, 3], mapped; None if picture i could not be read.
 
-    Args:
-        path: a file that `build` wrote.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: it is cut short or of another kind; `file[i]` raises it for pixels that changed.
+    Raises FileNotFoundError if there is none, and ValueError if it is cut short or pixels have changed.
     """
 
     def __init__(self, path: Path) -> None:

@@ -1,14 +1,14 @@
 """`open_data`: open any data set by its name, or by the files at a path."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from nearfar._utils.checks import check_choice
 from nearfar.data._benchmarks import cars, cub, flowers, inshop, omniglot, sop
+from nearfar.data._corrections import correct
 from nearfar.data._folders import folder, is_image, manifest, vectors
 from nearfar.data._glyphs import Glyphs, Split, glyphs
 from nearfar.data._hf import hf
@@ -26,6 +26,7 @@ def open_data(
     inputs: str | None = None,
     on_corrupt: OnCorrupt = "stop",
     outside: bool = False,
+    corrections: str | Path | None = None,
 ) -> DataSet:
     """Open a data set by name.
 
@@ -38,6 +39,7 @@ def open_data(
         on_corrupt: what to do if an image cannot be read: "stop", or "skip" it with a warning (training uses another
             sample of its class instead).
         outside: allow a manifest or a list of files to name files outside its own folder.
+        corrections: a CSV file of samples to ignore and labels to replace (`nearfar.data.correct`), or None.
 
     Raises:
         ValueError: the name is unknown, or the files are not what they should be.
@@ -48,32 +50,28 @@ def open_data(
     check_on_corrupt("open_data", on_corrupt)
     for key, value in (("labels", labels), ("inputs", inputs)):
         if value is not None and name not in ("shards", "hf"):
-            raise ValueError(
-                f"open_data: {key} is for shards and hf, but came as {value!r} for {name!r}; leave it out."
-            )
+            raise ValueError(f"open_data: {key} is for shards and hf, but {value!r} came for {name!r}; leave it out.")
     if name == "glyphs":
         if path is not None:
             raise ValueError(
                 f"open_data: glyphs are drawn and have no path, but {path} came; leave one of them out "
                 "(glyphs(cache=...) draws into a folder of its own)."
             )
-        return of_glyphs(glyphs())
+        return _correct(of_glyphs(glyphs()), corrections)
     if path is None:
-        raise ValueError(
-            f"open_data: {name!r} needs a path, but none came; name the folder or file that holds the data."
-        )
+        raise ValueError(f"open_data: {name!r} needs a path, but none came; name the folder or file of the data.")
     options = {"labels": labels, "inputs": inputs, "on_corrupt": on_corrupt, "outside": outside}
     accepted = inspect.signature(READERS[name]).parameters
-    return READERS[name](Path(path), **{key: value for key, value in options.items() if key in accepted})
+    data = READERS[name](Path(path), **{key: value for key, value in options.items() if key in accepted})
+    return _correct(data, corrections)
+
+
+def _correct(data: DataSet, corrections: str | Path | None) -> DataSet:
+    return data if corrections is None else correct(data, Path(corrections))
 
 
 def kind_of(path: str | Path | None) -> str:
-    """The kind of data set at a path, as a name for `open_data`.
-
-    Raises:
-        FileNotFoundError: the path does not exist.
-        ValueError: its files are those of no kind, or of several.
-    """
+    """The kind of data set at a path, as a name for `open_data`."""
     if path is None:
         return "glyphs"
     if re.search(r"\.tar\b", str(path)) and re.search("[{}]|::", str(path)):
@@ -121,19 +119,8 @@ def of_glyphs(data: Glyphs) -> DataSet:
     return DataSet("glyphs", samples(data.train), samples(data.test))
 
 
-READERS: dict[str, Callable[..., DataSet]] = {
-    "omniglot": omniglot,
-    "cub": cub,
-    "flowers": flowers,
-    "cars": cars,
-    "sop": sop,
-    "inshop": inshop,
-    "folder": folder,
-    "manifest": manifest,
-    "vectors": vectors,
-    "shards": shards,
-    "hf": hf,
-}
+_READERS: tuple[Any, ...] = (omniglot, cub, flowers, cars, sop, inshop, folder, manifest, vectors, shards, hf)
+READERS: dict[str, Callable[..., DataSet]] = {read.__name__: read for read in _READERS}
 NAMES = ("glyphs", *READERS)
 SUFFIXES = {".npz": "vectors", ".csv": "manifest", ".tar": "shards"}
 MARKS = {

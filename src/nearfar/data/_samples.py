@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -16,10 +17,8 @@ from nearfar.data._device_samples import DeviceSamples
 
 Labels = NDArray[np.int64]
 Transform = Callable[[Any, np.random.Generator], Tensor]
-Size = tuple[int, int]
-"""Width and height."""
-USUAL_KS = (1, 2, 4, 8)
-"""The customary values of K in recall@K, for data sets without others."""
+Size = tuple[int, int]  # width and height
+USUAL_KS = (1, 2, 4, 8)  # the customary values of K in recall@K, for data sets without others
 
 
 @runtime_checkable
@@ -63,10 +62,8 @@ class DataSet:
 class PackedNames(Sequence[str]):
     """Strings packed into two arrays: a list of a million names takes 70 MB, this a third of it.
 
-    Args:
-        data: uint8 [bytes], the strings in UTF-8, one after the other.
-        start: uint32 or int64 [m + 1], the first byte of each string, and the end.
-        rows: int64 [n], which of the strings; None for all of them, in their order.
+    `data` [bytes] holds the strings in UTF-8, one after the other, and `start` [m + 1] the first byte of each, and the
+    end. `rows` [n] chooses strings; None takes all, in their order.
 
     >>> names = PackedNames.pack(["ant", "", "bée"])
     >>> list(names), names[-1], list(names.take(np.array([2, 0]))), names.data.nbytes
@@ -157,11 +154,7 @@ class Labeled:
     """
 
     def __init__(
-        self,
-        dataset: Any,
-        labels: Any = None,
-        names: Sequence[str] | None = None,
-        classes: Sequence[str] | None = None,
+        self, dataset: Any, labels: Any = None, names: Sequence[str] | None = None, classes: Sequence[str] | None = None
     ) -> None:
         if labels is None:
             labels = getattr(dataset, "targets", getattr(dataset, "labels", None))
@@ -253,8 +246,10 @@ def hold(samples: Samples, device: torch.device) -> DeviceSamples | None:
     return held
 
 
-def part(samples: Samples, indices: Any) -> Samples:
+def part(samples: Samples, indices: Any, given: Labels | None = None) -> Samples:
     """The subset at `indices`, in that order; labels are renumbered without gaps, class names stay.
+
+    `given` are other labels for these samples, in the numbers of `samples.classes`.
 
     >>> chosen = part(Tensors(torch.eye(3), [0, 1, 2], classes=("a", "b", "c")), [2, 0])
     >>> chosen.labels, chosen.classes
@@ -265,7 +260,7 @@ def part(samples: Samples, indices: Any) -> Samples:
         raise ValueError("part: indices must name at least one sample, but none came.")
     if rows.min() < 0 or rows.max() >= len(samples):
         raise ValueError(f"part: indices must lie in 0..{len(samples) - 1}, but came as {rows.min()} to {rows.max()}.")
-    present, labels = np.unique(samples.labels[rows], return_inverse=True)
+    present, labels = np.unique(samples.labels[rows] if given is None else given, return_inverse=True)
     labels = labels.reshape(-1).astype(np.int64)
     classes = tuple(samples.classes[label] for label in present.tolist())
     if isinstance(samples, Tensors):
@@ -299,15 +294,6 @@ def describe(
         raise ValueError(f"{owner}: names must name all {rows} samples, but {len(names)} names came.")
     named = tuple(str(label) for label in range(count)) if classes is None else tuple(str(name) for name in classes)
     if names is None:
-        return checked, named, _default_names(checked, named)
+        seen = [itertools.count() for _ in named]  # class/number
+        return checked, named, [f"{named[label]}/{next(seen[label])}" for label in checked.tolist()]
     return checked, named, names if isinstance(names, PackedNames) else list(map(str, names))
-
-
-def _default_names(labels: Labels, classes: tuple[str, ...]) -> list[str]:
-    """Default names class/number, with samples numbered within their class."""
-    seen = [0] * len(classes)
-    names = []
-    for label in labels.tolist():
-        names.append(f"{classes[label]}/{seen[label]}")
-        seen[label] += 1
-    return names

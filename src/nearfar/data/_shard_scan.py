@@ -32,35 +32,23 @@ from nearfar.data._tables import SIDES, table
 if TYPE_CHECKING:  # it would load rich
     from nearfar._utils.progress import Watch
 
-HUGE = 2**32
-"""A picture must have fewer bytes."""
-LARGEST = 1 << 20
-"""The most bytes that the file of a label may have."""
-TABLE = "labels.csv"
-"""The table of labels that is read by default if it lies beside the shards."""
-OTHERS = re.compile(r"__[^/]*__($|/)")
-"""WebDataset's names of files that describe a shard and belong to no sample."""
-Entries = dict[str, Member]
-"""The files of a sample by their suffixes."""
+HUGE = 2**32  # a picture must have fewer bytes
+LARGEST = 1 << 20  # the most bytes that the file of a label may have
+TABLE = "labels.csv"  # the table of labels that is read by default if it lies beside the shards
+OTHERS = re.compile(r"__[^/]*__($|/)")  # WebDataset's names of files that describe a shard and belong to no sample
+Entries = dict[str, Member]  # the files of a sample by their suffixes
 Read = Callable[[str], bytes | None]
 """Returns the content of a sample's file by its suffix; None if there is no such file."""
 
 
 @dataclass(frozen=True)
 class LabelRule:
-    """Where the labels of samples are.
+    """Where the labels of samples are."""
 
-    Attributes:
-        suffix: the suffix of the file that holds the label; empty with a table.
-        keys: keys that lead to the label inside a .json file.
-        table: label and side ("" if not given) by the sample's key.
-        file: the file of the table.
-    """
-
-    suffix: str = ""
-    keys: tuple[str, ...] = ()
-    table: Mapping[str, tuple[str, str]] | None = None
-    file: Path | None = None
+    suffix: str = ""  # the suffix of the file that holds the label; empty with a table
+    keys: tuple[str, ...] = ()  # keys that lead to the label inside a .json file
+    table: Mapping[str, tuple[str, str]] | None = None  # label and side ("" if not given) by the sample's key
+    file: Path | None = None  # the file of the table
 
     def label(self, key: str, read: Read) -> tuple[str, str]:
         """The label of a sample, and its side or "".
@@ -136,15 +124,7 @@ def _default_rule(folder: Path, shards: Sequence[Path]) -> str:
 
 
 def scan(shards: Sequence[Path], rule: LabelRule, inputs: str | None, watch: Watch | None = None) -> Arrays:
-    """Read the headers of all files in the shards, and the labels of all samples.
-
-    Returns:
-        The arrays of a `nearfar.data._shards.ShardIndex`, without its stamps.
-
-    Raises:
-        FileNotFoundError: a shard is missing, or samples that a table lists.
-        ValueError: a shard cannot be read or is cut short, or a sample lacks a picture or label or repeats a key.
-    """
+    """Read the headers of all files in the shards, and the labels of all samples: the arrays of a `ShardIndex`."""
     first, keys = [0], dict[str, int]()
     names: list[str] = []
     labels: list[str] = []

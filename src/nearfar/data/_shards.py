@@ -27,8 +27,7 @@ from nearfar.data._samples import DataSet, Labels, PackedNames, part
 from nearfar.data._shard_scan import LabelRule, scan, table_file
 from nearfar.data._tables import SIDES
 
-VERSION = 2
-"""Version of the index files."""
+VERSION = 2  # version of the index files
 ELSEWHERE = re.compile(r"pipe:|[A-Za-z][A-Za-z0-9+.-]+:/")
 """Paths that webdataset would take for a command to run or for another machine."""
 
@@ -118,29 +117,17 @@ def _side(shard: Path) -> int:
 
 @dataclass(frozen=True, eq=False)
 class ShardIndex:
-    """Where the pictures of n samples in some shards lie, and their labels.
+    """Where the pictures of n samples in some shards lie, and their labels."""
 
-    Attributes:
-        shards: the tar files.
-        first: int64 [shards + 1], the first sample of each shard, and n.
-        offset: int64 [n], where a picture begins in its shard.
-        size: uint32 [n], its bytes.
-        labels: int64 [n], from 0 without gaps.
-        names: of the picture files.
-        classes: the name of each class.
-        sides: int8 [n], 0 for train and 1 for test; empty where no table gives a split.
-        stamps: int64 [sources, 2], size and time of each shard, then of the table of labels.
-    """
-
-    shards: tuple[Path, ...]
-    first: Labels
-    offset: Labels
-    size: NDArray[np.uint32]
-    labels: Labels
-    names: PackedNames
-    classes: tuple[str, ...]
-    sides: NDArray[np.int8]
-    stamps: Labels
+    shards: tuple[Path, ...]  # the tar files
+    first: Labels  # int64 [shards + 1], the first sample of each shard, and n
+    offset: Labels  # int64 [n], where a picture begins in its shard
+    size: NDArray[np.uint32]  # uint32 [n], its bytes
+    labels: Labels  # int64 [n], from 0 without gaps
+    names: PackedNames  # of the picture files
+    classes: tuple[str, ...]  # the name of each class
+    sides: NDArray[np.int8]  # int8 [n], 0 for train and 1 for test; empty where no table gives a split
+    stamps: Labels  # int64 [sources, 2], size and time of each shard, then of the table of labels
 
     def __len__(self) -> int:
         return len(self.offset)
@@ -190,18 +177,9 @@ class Members(Places):
 
 
 def open_index(shards: Sequence[Path], labels: str | None, inputs: str | None) -> ShardIndex:
-    """Read the index of these shards in the user's cache folder, or build it there.
+    """Read the index of these shards in the user's cache folder, or build it there; arguments as in `shards`.
 
     While one process builds it, others wait.
-
-    Args:
-        shards: the tar files, all in the order of the samples.
-        labels: where labels are, see `shards`.
-        inputs: the suffix of the pictures; None for the only picture of each sample.
-
-    Raises:
-        FileNotFoundError: a shard is missing.
-        ValueError: the shards are not what they should be, see `scan`.
     """
     table = table_file(labels, shards[0].parent)
     stamps = _stamps([*shards, *([] if table is None else [table])])

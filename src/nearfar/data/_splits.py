@@ -28,9 +28,7 @@ def class_disjoint(samples: Samples, share: float, *, seed: int) -> tuple[Labels
         raise ValueError(f"class_disjoint: share must lie between 0 and 1, both excluded, but came as {share!r}.")
     classes = len(samples.classes)
     if classes < 2:
-        raise ValueError(
-            "class_disjoint: a split by class needs two classes or more, but one came; add samples of other classes."
-        )
+        raise ValueError("class_disjoint: a split by class needs two classes or more, but one came; add other classes.")
     count = min(max(round(share * classes), 1), classes - 1)
     chosen = np.zeros(classes, dtype=np.bool_)
     chosen[np.random.default_rng(seed).permutation(classes)[:count]] = True
@@ -78,18 +76,13 @@ def hold_out(samples: Samples, share: float, patterns: Sequence[str] = ()) -> tu
 class Shares:
     """The numbers of classes for training, validation and the test; `str` gives them in words.
 
-    Attributes:
-        learn: classes to learn from.
-        held_out: training classes held out to choose the best weights.
-        test: test classes; 0 if they are not known to differ from the training classes.
-
     >>> print(Shares.of(15, 0.1, test=15))
     30 classes: 15 for the test, 2 held out, 13 to learn from
     """
 
-    learn: int
-    held_out: int = 0
-    test: int = 0
+    learn: int  # classes to learn from
+    held_out: int = 0  # training classes held out to choose the best weights
+    test: int = 0  # test classes; 0 if they are not known to differ from the training classes
 
     @staticmethod
     def of(training: int, share: float, *, test: int = 0) -> Shares:

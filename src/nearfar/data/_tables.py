@@ -1,7 +1,5 @@
 """Safe reading of text files that list images: files from untrusted sources, in which a line may be huge."""
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,8 +7,7 @@ from pathlib import Path
 from nearfar._utils.checks import printable
 
 SIDES = ("train", "test")
-LONGEST = 1 << 20
-"""The most characters of a line."""
+LONGEST = 1 << 20  # the most characters of a line
 
 
 def text_lines(owner: str, path: Path) -> Iterator[str]:
@@ -49,21 +46,12 @@ def words(owner: str, path: Path, columns: int, *, skip: int = 0) -> list[list[s
 
 
 def table(
-    owner: str,
-    path: Path,
-    needed: tuple[str, ...],
-    more: tuple[str, ...] | None = (),
-    *,
-    unique: str | None = None,
+    owner: str, path: Path, needed: tuple[str, ...], more: tuple[str, ...] | None = (), *, unique: str | None = None
 ) -> list[dict[str, str]]:
     """Read the rows of a CSV file as mappings from column names; a column split holds train or test.
 
-    Args:
-        owner: the name in error messages.
-        path: the file.
-        needed: required columns.
-        more: optional columns; None allows any.
-        unique: a column whose values must all differ.
+    The columns `needed` are required, and `more` are optional (None: any, and these may be empty). The values of the
+    column `unique` must differ.
     """
     try:
         reader = csv.DictReader(text_lines(owner, path), skipinitialspace=True, strict=True)
@@ -75,25 +63,22 @@ def table(
                 "name them in the first line."
             )
         rows = list(reader)
+        filled = columns if more is not None else [name for name in columns if name in (*needed, "split")]
     except csv.Error as error:
         raise ValueError(f"{owner}: {path} cannot be read as a CSV file ({error}).") from None
     if not rows:
         raise ValueError(f"{owner}: {path} holds no rows below its first line.")
     for line, row in enumerate(rows, start=2):
-        if None in row or any(not row[column] for column in columns):
+        if None in row or None in row.values() or any(not row[column] for column in filled):
             held = printable(", ".join(str(value) for value in row.values() if value))
-            raise ValueError(f"{owner}: row {line} of {path} must fill {', '.join(columns)}, but holds {held}.")
+            raise ValueError(f"{owner}: row {line} of {path} must fill {', '.join(filled)}, but holds {held}.")
     seen: dict[str, int] = {}
     for line, row in enumerate(rows, start=2):
         side, key = row.get("split", "train"), row[unique] if unique else ""
         if side not in SIDES:
-            raise ValueError(
-                f"{owner}: split in {path} must be train or test, but row {line} says {printable(side)!r}."
-            )
+            raise ValueError(f"{owner}: split in {path} must be train or test, but row {line} has {printable(side)!r}.")
         if unique and seen.setdefault(key, line) != line:
-            raise ValueError(
-                f"{owner}: {printable(key)} stands in rows {seen[key]} and {line} of {path}; keep one of them."
-            )
+            raise ValueError(f"{owner}: {printable(key)} stands in rows {seen[key]} and {line} of {path}; keep one.")
     return rows
 
 

@@ -5,8 +5,6 @@ in two steps: `draw(size, generator)` draws the random numbers of one sample, an
 of many samples at once, on their device. Both ways give the same result (photographs agree to two gray levels).
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -62,9 +60,7 @@ def get(
     """
     check_choice("transforms", "name", name, (*NAMED, *CROPS))
     if move != 1 and name != "glyphs":
-        raise ValueError(
-            f"transforms: {name!r} moves no drawings, but move={move:g} came; take 'glyphs', or leave move out."
-        )
+        raise ValueError(f"transforms: {name!r} moves no drawings, but move={move:g} came; take 'glyphs', or no move.")
     if name not in CROPS:
         given = {"size": size, "train_size": train_size, "crop_pct": crop_pct, "area": area, "color": color or None}
         for option, value in given.items():

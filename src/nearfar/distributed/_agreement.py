@@ -4,8 +4,6 @@ A rank with another loss, another dtype or invalid input would change what the o
 different sizes abort. `agree` finds the difference first, and all ranks raise the same error.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Iterator, Mapping
@@ -19,8 +17,7 @@ from nearfar._utils.process_group import Group
 from nearfar.losses.robust import Call
 from nearfar.relations.relation import Relation
 
-EVERY = 100
-"""Settings and parameter values are compared every `EVERY` calls; shapes and dtypes at each call."""
+EVERY = 100  # settings and parameter values are compared every `EVERY` calls; shapes and dtypes at each call
 TOLERANCE = 1e-3
 """The allowed difference of values relative to the parameters' norm: above rounding, below another random seed."""
 PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
@@ -47,26 +44,23 @@ def agree(
 ) -> tuple[list[int], list[int]]:
     """Check that all ranks make the same call of the same loss; return their numbers of rows and of reference rows.
 
-    Args:
-        ranks: the processes that take part.
-        loss: the `Distributed` that is called, with all its parts.
-        call: the call of this rank.
-        summary: the summary of the loss, which is updated.
-        problem: the error in the call of this rank, or None.
-
-    Raises:
-        ValueError: ranks differ, or the call of another rank is wrong. The problem of this rank is raised unchanged.
+    The `summary` of the loss is updated. If ranks differ, all raise the same ValueError; the `problem` that a rank
+    found in its own call is raised unchanged there.
     """
     summary.update(loss)
-    mine = [] if problem is not None else [*_call_lines(call), *_step_lines(loss)]
+    # state that must be equal on all ranks at every call, such as the position in a ring buffer
+    states = ((name, getattr(part, "_in_step", None)) for name, part in loss.named_modules())
+    steps = [f"{name or 'the loss'} after {state}" for name, state in states if state is not None]
+    mine = [] if problem is not None else [*_call_lines(call), *steps]
     counts = (0, 0) if problem is not None else (len(call.embeddings), len(call.reference))
     message = torch.tensor([int(problem is not None), *counts, _digest(mine), summary.at, summary.settings])
     message = torch.cat([message, torch.tensor(summary.values, dtype=torch.float64).view(torch.int64)])
     heard = ranks.gather(message.to(ranks.wire)).cpu()
     if _all_agree(heard):
         return heard[:, 1].tolist(), heard[:, 2].tolist()
-    words = None if problem is None else str(problem)
-    everyone = ranks.objects((words, mine + _loss_lines(loss) + _value_lines(loss)))
+    numbers = ((name, _sums(x, 0).tolist()) for name, x in loss.named_parameters())
+    values = [f"{name} with values of length {math.sqrt(x[0]):.3g} (sum {x[1]:.3g})" for name, x in numbers]
+    everyone = ranks.objects((None if problem is None else str(problem), mine + _loss_lines(loss) + values))
     raise problem or ValueError(_difference(everyone))
 
 
@@ -128,20 +122,8 @@ def _difference(everyone: list[tuple[str | None, list[str]]]) -> str:
     return "Distributed: ranks must make the same call, but differ; make the loss and its call the same on every rank."
 
 
-def _step_lines(loss: nn.Module) -> list[str]:
-    """State that must be equal on all ranks at every call, such as the position in a ring buffer."""
-    named = ((name, getattr(part, "_in_step", None)) for name, part in loss.named_modules())
-    return [f"{name or 'the loss'} after {state}" for name, state in named if state is not None]
-
-
 def _loss_lines(loss: nn.Module) -> list[str]:
     return list(_parts("Distributed", loss, 0))
-
-
-def _value_lines(loss: nn.Module) -> list[str]:
-    """The norm and a sum of each parameter."""
-    numbers = ((name, _sums(x, 0).tolist()) for name, x in loss.named_parameters())
-    return [f"{name} with values of length {math.sqrt(x[0]):.3g} (sum {x[1]:.3g})" for name, x in numbers]
 
 
 def _call_lines(call: Call) -> list[str]:

@@ -1,7 +1,5 @@
 """`cached_step`: the gradient of a batch that does not fit into memory, computed in chunks (gradient caching)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal
@@ -15,8 +13,7 @@ from nearfar._utils.process_group import in_touch, several
 from nearfar._utils.rng import State, set_states, states
 from nearfar.losses.robust import Labels
 
-Inputs = Any
-"""A tensor [b, ...], or a list, tuple or dict of such, as the encoder takes them."""
+Inputs = Any  # a tensor [b, ...], or a list, tuple or dict of such, as the encoder takes them
 
 
 def cached_step(

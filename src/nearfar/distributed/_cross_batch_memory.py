@@ -1,7 +1,5 @@
 """`CrossBatchMemory`: embeddings of past batches as further references, in a ring buffer saved in checkpoints."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,8 +17,7 @@ from nearfar.relations.relation import Relation
 COPIES, POSITION_BYTES = 7, 40
 """How many copies of a remembered row a step holds (the row and its gradient are gathered, concatenated and scaled; the
 fewest of five measured losses), and the bytes of its label, id and position."""
-COUNTS = 3
-"""Number of entries before the ages in a memory's state."""
+COUNTS = 3  # number of entries before the ages in a memory's state
 
 
 def bytes_of(size: int, width: int, bytes_each: int = 4) -> int:
@@ -79,8 +76,7 @@ class CrossBatchMemory(Loss):
     labels: Tensor
     ids: Tensor
 
-    moves_buffers = True
-    """The remembered rows follow the embeddings to their device."""
+    moves_buffers = True  # the remembered rows follow the embeddings to their device
 
     def __init__(self, loss: Loss, size: int, warmup: int = 0, *, max_age: int | None = None) -> None:
         super().__init__()
@@ -92,9 +88,7 @@ class CrossBatchMemory(Loss):
             )
         check_whole("CrossBatchMemory", "size", size)
         if isinstance(warmup, bool) or not isinstance(warmup, int) or warmup < 0:
-            raise ValueError(
-                f"CrossBatchMemory: warmup must be a whole number of calls, 0 or more, but came as {warmup!r}."
-            )
+            raise ValueError(f"CrossBatchMemory: warmup must be a whole number from 0 on, but came as {warmup!r}.")
         if max_age is not None:
             check_whole("CrossBatchMemory", "max_age", max_age)
         self.loss, self.size, self.warmup, self.max_age = loss, size, warmup, max_age
@@ -107,11 +101,6 @@ class CrossBatchMemory(Loss):
         self._position = 0
         self._calls = 0
         self._named: bool | None = None
-
-    @property
-    def exact_gradient(self) -> bool:
-        """Whether the gradient is that of the value, with remembered rows held constant."""
-        return bool(getattr(self.loss, "exact_gradient", True))
 
     def staleness(self) -> Staleness:
         """The age of the rows that the next call would use, counted from that call."""

@@ -1,7 +1,5 @@
 """`Distributed`: the loss over the rows of all processes, with the value and gradient of a single process."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -46,11 +44,6 @@ class Distributed(Loss):
         self.averaged = averaged
         self.group = group
         self._summary = LossSummary()
-
-    @property
-    def exact_gradient(self) -> bool:
-        """Whether the gradient is exactly that of the value."""
-        return bool(getattr(self.loss, "exact_gradient", True))
 
     def _judged(self, call: Call) -> Tensor:
         if self._alone:
@@ -111,11 +104,7 @@ class Distributed(Loss):
 
 
 class JointRows:
-    """The order of the rows of all ranks in the joint batch.
-
-    Attributes:
-        mine: the slice of the rows of this rank.
-    """
+    """The order of the rows of all ranks in the joint batch; `mine` is the slice of those of this rank."""
 
     def __init__(self, ranks: ProcessGroup, sizes: list[int]) -> None:
         self.ranks = ranks
@@ -164,9 +153,7 @@ def _problem(loss: nn.Module, call: Call) -> Exception | None:
         if isinstance(loss, Loss):
             check_placed(call.owner, loss, call.embeddings.device)
         if call.indices is not None:
-            raise ValueError(
-                "Distributed: an index tuple knows the rows of one rank only; use miner= on the loss instead."
-            )
+            raise ValueError("Distributed: an index tuple knows one rank's rows only; use miner= on the loss instead.")
         _check_ids(call, call.relation())
     except (TypeError, ValueError) as found:
         return found
@@ -180,9 +167,7 @@ def _check_ids(call: Call, relation: Relation) -> None:
     for ids, count in given:
         if ids is not None and (not isinstance(ids, Tensor) or ids.shape != (count,)):
             came = list(ids.shape) if isinstance(ids, Tensor) else type(ids).__name__
-            raise ValueError(
-                f"Distributed: ids must be a tensor of shape [{count}], one of each row, but came as {came}."
-            )
+            raise ValueError(f"Distributed: ids must be a tensor of shape [{count}], one per row, but came as {came}.")
 
 
 def _device(x: object) -> str:

@@ -1,7 +1,5 @@
 """`Doctor`: a training callback that examines the same few samples every n steps and reports new findings."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -10,16 +8,16 @@ import torch
 from torch import Tensor
 
 from nearfar._utils.checks import check_whole
+from nearfar._utils.console import say
 from nearfar._utils.rng import set_states, states
 from nearfar.data import View
-from nearfar.doctor._findings import Diagnosis, Finding, conclude
+from nearfar.doctor._findings import Diagnosis, conclude
 from nearfar.doctor._looks import CLASSES, Look, judge, read_looks, take_look
 from nearfar.doctor._remedies import Patient
 from nearfar.doctor._thresholds import Thresholds
 from nearfar.evaluation._embed import evaluation_mode
 
-SAMPLES_PER_CLASS = 4
-"""Samples drawn from each class; more if there are few classes."""
+SAMPLES_PER_CLASS = 4  # samples drawn from each class; more if there are few classes
 MAX_TRIPLETS = 2**20
 """Pair weights are computed for batches of at most this many triplets (rows x columns x positives of a row)."""
 
@@ -55,7 +53,7 @@ class Doctor:
         check_whole("Doctor", "every", every)
         check_whole("Doctor", "rows", rows)
         self.every, self.rows = every, rows
-        self.tell = tell or _to_error_stream
+        self.tell = tell or (lambda words: say(f"doctor: {words}", error=True))
         self.limits = thresholds or Thresholds()
         self.diagnosis: Diagnosis | None = None
         self.looks: list[Look] = []
@@ -97,15 +95,11 @@ class Doctor:
         run = Patient(state.config, len(state.train.classes))
         self.diagnosis = conclude(judge(self.looks, self.limits, run), dict(line))
         for finding in self.diagnosis.findings:
-            self._report(step, finding)
+            if self._reported.get(finding.name) != finding.severity:
+                self._reported[finding.name] = finding.severity
+                self.tell(f"step {step}, {finding}")
         found = {finding.name: finding.severity for finding in self.diagnosis.findings}
         return line | {"doctor": found} if found else line
-
-    def _report(self, step: int, finding: Finding) -> None:
-        """Report a finding once per name and severity."""
-        if self._reported.get(finding.name) != finding.severity:
-            self._reported[finding.name] = finding.severity
-            self.tell(f"step {step}, {finding}")
 
 
 def _pairs_per_row(moment: Any) -> float | None:
@@ -135,9 +129,3 @@ def _draw_samples(state: Any, rows: int) -> tuple[Tensor, Tensor]:
     chosen = order[place < max(SAMPLES_PER_CLASS, rows // len(classes))][:rows]
     x, y, _ = View(state.train, state.plain, substitutes=False).__getitems__(chosen.tolist())
     return x, y
-
-
-def _to_error_stream(text: str) -> None:
-    from nearfar._utils.console import say
-
-    say(f"doctor: {text}", error=True)

@@ -1,7 +1,5 @@
 """`diagnose`: diagnose an embedding space from embeddings and labels, and optionally the loss."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -13,7 +11,7 @@ from torch import Tensor
 from nearfar._utils.checks import check_choice, check_seed
 from nearfar._utils.tensors import check_embeddings, check_labels
 from nearfar.doctor._findings import Diagnosis, Finding, Severity, conclude, list_rows
-from nearfar.doctor._remedies import finding, level
+from nearfar.doctor._remedies import finding, level, mild
 from nearfar.doctor._thresholds import Thresholds
 from nearfar.evaluation import neighbors
 from nearfar.evaluation._inputs import demand_classes, read_inputs
@@ -21,42 +19,25 @@ from nearfar.geometry import Collapse, Pull, collapse, pull
 from nearfar.geometry.collapse import sample
 from nearfar.losses import Triplet
 
-EXPLAINED = 256
-"""Rows on which the loss is explained, so that all triplets fit into memory."""
-NEAREST = 5
-"""Number of neighbors that vote on a label."""
+EXPLAINED = 256  # rows on which the loss is explained, so that all triplets fit into memory
+NEAREST = 5  # number of neighbors that vote on a label
 
 
 @dataclass(frozen=True, eq=False)
 class Measurements:
-    """A sample of finite rows and its measures, the input of the rules.
+    """A sample of finite rows and its measures, the input of the rules."""
 
-    Attributes:
-        x: [n, d] rows.
-        y: [n] labels.
-        places: [n] their row numbers in the input.
-        space: measures of the space.
-        recall: share of rows whose nearest other row is of their class; rows alone in their class are left out.
-        chance: the `recall` expected by chance.
-        near: [n, k] labels of the nearest rows.
-        pull: distribution of the gradient over pairs and rows, if a loss was given.
-        value: the value of that loss.
-        margin: α, if known.
-        metric: "cosine" or "euclidean".
-        limits: the thresholds.
-    """
-
-    x: Tensor
-    y: Tensor
-    places: Tensor
-    space: Collapse
-    recall: float
-    chance: float
-    near: Tensor
-    pull: Pull | None
-    value: float | None
-    margin: float | None
-    metric: str
+    x: Tensor  # [n, d] rows
+    y: Tensor  # [n] labels
+    places: Tensor  # [n] their row numbers in the input
+    space: Collapse  # measures of the space
+    recall: float  # share of rows whose nearest other row is of their class; rows alone in their class are left out
+    chance: float  # the `recall` expected by chance
+    near: Tensor  # [n, k] labels of the nearest rows
+    pull: Pull | None  # distribution of the gradient over pairs and rows, if a loss was given
+    value: float | None  # the value of that loss
+    margin: float | None  # α, if known
+    metric: str  # "cosine" or "euclidean"
     limits: Thresholds
 
     @property
@@ -288,12 +269,9 @@ def suspects(m: Measurements) -> Iterator[Finding]:
     bad = (own == 0) & agree & (other != m.y) & (held[classes] >= 0.5) & (sizes[classes] > NEAREST)
     rows = m.rows(bad.nonzero().flatten())
     if rows:
-        evidence = (
-            f"{len(rows)} of {len(m.x)} rows lie among rows that agree on another label (rows {list_rows(rows)})."
-        )
-        many = len(rows) > m.limits.suspects * len(m.x)
-        severity: Severity = "warning" if many else "note"
-        yield finding("mislabeled suspects", severity, evidence, "suspects", rows=rows)
+        evidence = f"{len(rows)} of {len(m.x)} rows lie among rows of another label (rows {list_rows(rows)})."
+        few = len(rows) <= m.limits.suspects * len(m.x)
+        yield finding("mislabeled suspects", mild(few), evidence, "suspects", rows=rows)
 
 
 def norms(m: Measurements) -> Iterator[Finding]:

@@ -1,7 +1,5 @@
 """Findings, each with its evidence and a remedy, and the diagnosis that collects them."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field

@@ -3,8 +3,6 @@
 The callback and the journal's diagnosis apply the same rules to the same looks, so they cannot disagree.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -27,33 +25,21 @@ NAMES = {
     "pairs": "effective pairs per row",
 }
 """Attribute of a look -> its key in the journal."""
-MIN_LOOKS = 3
-"""Looks after the first that a finding about learning progress needs."""
-CLASSES = "training classes"
-"""Journal key of the number of training classes, written with the first look."""
+MIN_LOOKS = 3  # looks after the first that a finding about learning progress needs
+CLASSES = "training classes"  # journal key of the number of training classes, written with the first look
 
 
 @dataclass(frozen=True)
 class Look:
-    """One look at a few samples.
+    """One look at a few samples."""
 
-    Attributes:
-        step: the training step.
-        spread: rms distance of unit rows to their mean.
-        rank: effective rank, the number of dimensions in use.
-        recall: share of rows whose nearest other row is of their class.
-        skill: (recall - chance) / (1 - chance); None if no row has another of its class.
-        loss: the latest loss before the look; None before the first step.
-        pairs: `Explanation.effective_pairs` of that loss per row of its batch; None if not computed.
-    """
-
-    step: int
-    spread: float
-    rank: float
-    recall: float | None = None
-    skill: float | None = None
-    loss: float | None = None
-    pairs: float | None = None
+    step: int  # the training step
+    spread: float  # rms distance of unit rows to their mean
+    rank: float  # effective rank, the number of dimensions in use
+    recall: float | None = None  # share of rows whose nearest other row is of their class
+    skill: float | None = None  # (recall - chance) / (1 - chance); None if no row has another of its class
+    loss: float | None = None  # the latest loss before the look; None before the first step
+    pairs: float | None = None  # `Explanation.effective_pairs` of that loss per row of its batch; None if not computed
 
     def to_entry(self) -> dict[str, float]:
         """The look as a journal entry, without the loss, which the training loop logs."""

@@ -1,7 +1,5 @@
 """`prescribe`: turn the worst finding of a run into a changed configuration for the next run."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

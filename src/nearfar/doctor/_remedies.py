@@ -1,7 +1,5 @@
 """Remedies in words and as flags of `nearfar train`; only those that suit the run's configuration are suggested."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -20,6 +18,12 @@ Flags = tuple[tuple[str, str], ...]
 SEMIHARD: Flags = (("loss.name", "Triplet"), ("loss.mining", "semihard"), ("loss.margin", "0.2"))
 ANY_TO_SEMIHARD: Flags = (*SEMIHARD, ("loss.anneal", "null"))
 ANNEALED: Flags = (("loss.name", "Triplet"), ("loss.mining", "hard"), ("loss.margin", "0.2"), ("loss.anneal", "500"))
+FLOORED: Flags = (
+    ("loss.name", "SpreadFloor"),
+    ("loss.loss.name", "Triplet"),
+    ("loss.loss.mining", "hard"),
+    ("loss.loss.margin", "0.2"),
+)
 TOP_K: Flags = (("loss.name", "DroTopK"), ("loss.k", "8B"))
 SOFT: Flags = (("loss.name", "DroKL"), ("loss.gamma", "1"))
 EACH_SIGN: Flags = (("loss.name", "DroTopKPN"), ("loss.k", "8B"))
@@ -53,21 +57,13 @@ class Remedy:
 
 @dataclass(frozen=True)
 class Patient:
-    """The facts about a run that decide which remedies fit it.
+    """The facts about a run that decide which remedies fit it."""
 
-    Attributes:
-        config: its configuration; None if unknown.
-        classes: the number of training classes; None if unknown.
-        best_step: the step of its best weights.
-        steps: the number of steps it took.
-        rising: whether more steps may help: the last evaluation is the best, or there is none.
-    """
-
-    config: Config | None = None
-    classes: int | None = None
-    best_step: int = 1
-    steps: int = 1
-    rising: bool = True
+    config: Config | None = None  # its configuration; None if unknown
+    classes: int | None = None  # the number of training classes; None if unknown
+    best_step: int = 1  # the step of its best weights
+    steps: int = 1  # the number of steps it took
+    rising: bool = True  # whether more steps may help: the last evaluation is the best, or there is none
 
     @property
     def margin(self) -> float | None:
@@ -78,6 +74,11 @@ class Patient:
     def triplets(self) -> bool:
         return self.config is not None and self.config.loss.name == "Triplet"
 
+    @property
+    def hard(self) -> bool:
+        """Whether it mines the hardest triplet of each anchor."""
+        return self.triplets and self.config.loss.options.get("mining") == "hard"  # type: ignore[union-attr]
+
 
 Maker = Callable[[Patient], Remedy | None]
 
@@ -87,14 +88,13 @@ def level(worse: bool) -> Severity:
     return "alarm" if worse else "warning"
 
 
+def mild(healthy: bool) -> Severity:
+    """The severity: "note" if `healthy`, else "warning"."""
+    return "note" if healthy else "warning"
+
+
 def finding(
-    name: str,
-    severity: Severity,
-    evidence: str,
-    kind: str,
-    run: Patient | None = None,
-    *,
-    rows: tuple[int, ...] = (),
+    name: str, severity: Severity, evidence: str, kind: str, run: Patient | None = None, *, rows: tuple[int, ...] = ()
 ) -> Finding:
     """Build a finding with the remedies of its kind that fit the run's configuration."""
     run = run or Patient()
@@ -190,8 +190,12 @@ def anneal_mining(run: Patient) -> Remedy | None:
     """Hard mining, annealed from a soft start."""
     if run.config is None:
         return Remedy("hard mining that begins soft", ANNEALED)
-    hard = run.triplets and run.config.loss.options.get("mining") == "hard"
-    return Remedy("hard mining that begins soft", (("loss.anneal", "500"),)) if hard else None
+    return Remedy("hard mining that begins soft", (("loss.anneal", "500"),)) if run.hard else None
+
+
+def floor_spread(run: Patient) -> Remedy | None:
+    """Hard mining with a floor under the spread."""
+    return Remedy("a floor under the spread", FLOORED) if run.config is None or run.hard else None
 
 
 def slow(run: Patient) -> Remedy:
@@ -315,7 +319,7 @@ soft_weight = fixed("softer weights", SOFT)
 clip = fixed("shorter gradients", (("optimizer.max_grad_norm", "1"),))
 by_class = fixed("the same number of rows from each class", EVEN)
 KINDS: dict[str, tuple[str, tuple[Maker, ...]]] = {
-    "collapse": ("Against a collapse", (semihard, anneal_mining, slow, less_decay)),
+    "collapse": ("Against a collapse", (semihard, anneal_mining, floor_spread, slow, less_decay)),
     "cone": (
         "Classes are still apart, so this need not be a collapse: hard mining often shrinks a space before it spreads "
         "it. If recall falls, try",

@@ -12,9 +12,9 @@ from statistics import median
 from typing import Any
 
 from nearfar.doctor import _remedies as remedies
-from nearfar.doctor._findings import ORDER, Diagnosis, Finding, Severity, conclude
+from nearfar.doctor._findings import ORDER, Diagnosis, Finding, conclude
 from nearfar.doctor._looks import CLASSES, Look, judge, read_looks
-from nearfar.doctor._remedies import Patient, finding
+from nearfar.doctor._remedies import Patient, finding, mild
 from nearfar.doctor._thresholds import Thresholds
 from nearfar.runs import _journal as journal
 from nearfar.runs._config import load
@@ -22,10 +22,8 @@ from nearfar.runs._sections import Config
 
 Series = tuple[tuple[int, float], ...]
 RECALL = ("validation recall@1", "test recall@1")
-MIN_LOSSES = 20
-"""Losses that a finding about the course of a run needs."""
-NEGLIGIBLE = 5e-5
-"""A loss below this needs no further training."""
+MIN_LOSSES = 20  # losses that a finding about the course of a run needs
+NEGLIGIBLE = 5e-5  # a loss below this needs no further training
 BASELINES = {"input": "for the input vectors themselves", "untrained": "for the network before its first step"}
 
 
@@ -213,8 +211,8 @@ def lost_recall(history: History) -> Iterator[Finding]:
     evidence = f"Recall@1 on held-out classes was {best:.1%} at step {best_step} and is {last:.1%} at step {end}"
     if history.has_learned and later < best:
         evidence += f", while {history.looks[-1].recall:.1%} of the training samples looked at find their own class."
-        severity: Severity = "warning" if later < best - history.limits.fallen else "note"
-        yield finding("over-fitting", severity, evidence, "over-fitting", history.run)
+        near = later >= best - history.limits.fallen
+        yield finding("over-fitting", mild(near), evidence, "over-fitting", history.run)
     elif last < 0.9 * best or (last < best and best_step <= history.limits.early * end):
         yield finding("past its best", "note", f"{evidence}.", "over-fitting", history.run)
 
@@ -243,8 +241,7 @@ def below_baseline(history: History) -> Iterator[Finding]:
     better = " and ".join(f"{100 * value:.1f} {BASELINES[name]}" for name, value in above.items())
     evidence = f"R@1 on the test classes is {100 * tested.recall:.1f}{tested.interval}, but {better}."
     kind = "below input" if "input" in above else "below untrained"
-    severity: Severity = "warning" if max(above.values()) > tested.high else "note"
-    yield finding("below its baseline", severity, evidence, kind, history.run)
+    yield finding("below its baseline", mild(max(above.values()) <= tested.high), evidence, kind, history.run)
 
 
 def no_active_pairs(history: History) -> Iterator[Finding]:
@@ -254,8 +251,7 @@ def no_active_pairs(history: History) -> Iterator[Finding]:
     ]
     if len(looks) >= 3 and not any(active for _, active in looks[-3:]):
         evidence = f"At steps {', '.join(str(step) for step, _ in looks[-3:])} the loss moved no pair of the batch."
-        severity: Severity = "note" if history.keeps_recall else "warning"
-        yield finding("no active pairs", severity, evidence, "easy", history.run)
+        yield finding("no active pairs", mild(history.keeps_recall), evidence, "easy", history.run)
 
 
 def concentrated_gradient(history: History) -> Iterator[Finding]:
@@ -263,8 +259,7 @@ def concentrated_gradient(history: History) -> Iterator[Finding]:
     looks = [value for _, value in history.finite("effective_pairs") if value > 0]
     if len(looks) >= 3 and median(looks[-max(3, len(looks) // 3) :]) <= 4:
         evidence = f"The weight is spread over {median(looks[-3:]):.1f} pairs of a batch."
-        severity: Severity = "note" if history.keeps_recall else "warning"
-        yield finding("gradient on few pairs", severity, evidence, "few", history.run)
+        yield finding("gradient on few pairs", mild(history.keeps_recall), evidence, "few", history.run)
 
 
 def progress(history: History) -> Iterator[Finding]:

@@ -1,7 +1,5 @@
 """The thresholds of the doctor; benchmarks/RESULTS-doctor.md says where each comes from."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from nearfar._utils.tensors import over
 from nearfar.engines.launch import Launch, Strip, on_device
-from nearfar.engines.spec import AROUND, BELOW_TOP, LOSSES, MOMENTS, POWER
+from nearfar.engines.spec import AROUND, BELOW_TOP, MOMENTS, POWER, fold_outputs
 
 __all__ = ["Kernels"]
 
@@ -53,7 +52,7 @@ class Kernels(Launch):
             states.add(rows, strip.r0)
             if spec.half:
                 states.add(cols, strip.c0)
-        return [*states.totals(), self.empty(0), live, self.empty(0), self.empty(0)]
+        return [*states.outputs(), self.empty(0), live, self.empty(0), self.empty(0)]
 
     def _live(self) -> Tensor:
         """By tiles of the matrix, whether any of their weights is not 0; empty if that is not worth knowing."""
@@ -215,8 +214,8 @@ class Kernels(Launch):
 
         place, *rest, _, slope = self.more
         given, more = self._single(rest)
-        by_row = torch.zeros_like(self.rows)
-        by_col = by_row if self.square else torch.zeros_like(self.cols)
+        by_row = self.rows.new_zeros(self.rows.shape)  # not `zeros_like`, which keeps strides
+        by_col = by_row if self.square else self.cols.new_zeros(self.cols.shape)
         width, grid = self.rows.shape[1], [-(-size // PAIRS[x]) for size, x in zip(self.rows.shape, PAIRS, strict=True)]
         with on_device(self.rows):
             near_back[tuple(grid)](
@@ -245,12 +244,15 @@ class States:
         spec = work.spec
         self.work, self.tops, self.moments = work, spec.sums == BELOW_TOP, spec.sums == MOMENTS
         self.kept = {
-            "FLAT": int(spec.sums in (AROUND, BELOW_TOP) and spec.flat),
+            "FLAT": int(spec.sums in (AROUND, BELOW_TOP) and spec.flat and not spec.held),
             "HOLD": int(spec.sums in (AROUND, BELOW_TOP) and spec.held),
             "SIZED": int(spec.drop or self.moments or work.counted),
             "COUNTED": int(work.counted),
         }
-        self.number = 1 + self.tops + 2 * self.moments + sum(self.kept.values())
+        first = ["total", *["level"] * self.tops, *["second", "level"] * self.moments]
+        more = zip(("second", "held", "size", "seen"), self.kept.values(), strict=True)
+        self.names = [*first, *(name for name, there in more if there)]
+        self.number = len(self.names)
         self.found = self._nothing(work.empty(self.number, len(work.x), dtype=torch.float64))
 
     def _nothing(self, state: Tensor) -> Tensor:
@@ -292,30 +294,15 @@ class States:
             place += 1
         here[place:] = every[place:].sum(dim=1)
 
-    def totals(self) -> tuple[Tensor, ...]:
-        """t, Σ w, number of members, level, Σ w·e^z and Σ p·l of each row."""
+    def outputs(self) -> list[Tensor]:
+        """The outputs of a fold."""
         work, spec = self.work, self.work.spec
-        found = [x[: work.n].clone() for x in self.found]  # the outputs of an operator must not share memory
-        size, seen = (found[-2], found[-1]) if work.counted else work.members()
-        size = found[-1] if self.kept["SIZED"] and not work.counted else size
-        if spec.sums == LOSSES:
-            sums = found[0]
-            return sums, size, seen, torch.zeros_like(sums), torch.ones_like(sums), torch.zeros_like(sums)
-        if self.moments:
-            total, second, least = found[:3]
-            return spec.first * total + 0.5 * spec.second * second, size, seen, least, total, second
-        empty = size == 0
-        norm, place = found[0], 1 + self.tops
-        level = torch.where(empty, 0.0, found[1]) if self.tops else torch.full_like(norm, spec.level)
-        if spec.flat:
-            norm = torch.where(found[place] > -0.5 * size, size + found[place], norm)
-            place += 1
-        mean = torch.where(empty, 1.0, over(norm, size))
-        t = torch.where(empty, 0.0, level + spec.gamma * mean.log())
-        value = torch.zeros_like(t)
-        if spec.held:
-            value = torch.where(empty, 0.0, level + spec.gamma * found[place] / torch.where(empty, 1.0, norm))
-        return t, size, seen, level, norm, value
+        found = {name: x[: work.n].clone() for name, x in zip(self.names, self.found, strict=True)}  # no shared memory
+        zero = torch.zeros_like(found["total"])
+        level = found.get("level", torch.full_like(zero, spec.level))
+        size, seen = (found["size"], found["seen"]) if work.counted else work.members()
+        more = (found.get(name, zero) for name in ("second", "held"))
+        return fold_outputs(spec, found["total"], found.get("size", size), seen, level, *more)
 
 
 class KernelGradients:

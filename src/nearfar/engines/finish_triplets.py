@@ -14,7 +14,7 @@ from nearfar._utils.tensors import over
 from nearfar.engines import operators
 from nearfar.engines.dense import dense_value
 from nearfar.engines.operator_call import SCORES, OperatorCall, bounds, fold_of, group_value
-from nearfar.engines.rows import Found, RefusalError
+from nearfar.engines.rows import RefusalError
 from nearfar.engines.spec import AROUND, BELOW_TOP, REACH
 from nearfar.links import Terms
 from nearfar.miners import ScoredPairs
@@ -27,7 +27,7 @@ SUMS = 2**29
 """Maximum number of entries of the rows x_a + x_p in the angular loss."""
 
 
-def finish_triplets(call: OperatorCall) -> Found:
+def finish_triplets(call: OperatorCall) -> Tensor:
     """The mean over all triplets."""
     assert call.narrow is not None  # noqa: S101 - every positive pair is read
     of, rule = call.product.over_negative, rule_of(call)
@@ -35,10 +35,12 @@ def finish_triplets(call: OperatorCall) -> Found:
     if call.strips:
         band |= {"half": 0, "full": 1, "whole": int(torch.is_grad_enabled())}
     spec, form = call.spec(call.product.negative, "negative", drop=int(of.zero == "drop"), **band)
-    vectors = [*call.pairs, call.narrow.place, call.narrow.measure.to(call.rows.dtype)]
-    total, size, seen, *_ = operators.fold(spec, call.rows, call._columns, form.offset, call.near, None, vectors)
-    value = over(call.whole(total).sum(), call.whole(size).sum() + float(of.zero_member))
-    return value, call.had_positive, seen > 0
+    real = call.narrow.measure.to(call.rows.dtype)
+    near = real if call.strips else call.near  # strips take the scores of positives from their tiles
+    vectors = [*call.pairs, call.narrow.place, real]
+    total, size, seen, *_ = operators.fold(spec, call.rows, call._columns, form.offset, near, None, vectors)
+    call.had["negative"] = seen > 0
+    return over(call.whole(total).sum(), call.whole(size).sum() + float(of.zero_member))
 
 
 def rule_of(call: OperatorCall) -> Any:
@@ -46,7 +48,7 @@ def rule_of(call: OperatorCall) -> Any:
     return call.product.groups.rule  # type: ignore[attr-defined]
 
 
-def balanced_triplets(call: OperatorCall) -> Found:
+def balanced_triplets(call: OperatorCall) -> Tensor:
     """The mean over triplets of each positive pair and the negative pair of the same rank."""
     assert call.narrow is not None  # noqa: S101 - each positive pair is read
     if call.given & 4:
@@ -61,11 +63,10 @@ def balanced_triplets(call: OperatorCall) -> Found:
     weight = call.narrow.measure.double() * real
     weight = weight * ~(losses.detach() <= 0) if of.zero == "drop" else weight
     top = torch.where(weight > 0, losses * weight, 0.0).sum(dim=1)
-    value = over(call.whole(top).sum(), call.whole(weight.sum(dim=1)).sum())
-    return value, call.had_positive, call.has_negative()
+    return over(call.whole(top).sum(), call.whole(weight.sum(dim=1)).sum())
 
 
-def hardest_triplet(call: OperatorCall) -> Found:
+def hardest_triplet(call: OperatorCall) -> Tensor:
     """The single worst triplet: the largest s_an - s_ap over all anchors."""
     assert call.narrow is not None  # noqa: S101 - every positive pair is read
     values, place = _ranked(call, 2)
@@ -86,8 +87,7 @@ def hardest_triplet(call: OperatorCall) -> Found:
     mine = call.scores(place[:, :1])[:, 0] - least.gather(1, pair.indices[:, :1])[:, 0]
     there = torch.isfinite(mine.detach()) & (values[:, 0] > -torch.inf)
     losses = call.product.negative(torch.where(there, mine, 0.0), -1)
-    value = call.whole(torch.where(there, losses, 0.0))[row]
-    return value * float(not empty), call.had_positive, call.has_negative()
+    return call.whole(torch.where(there, losses, 0.0))[row] * float(not empty)
 
 
 def _ranked(call: OperatorCall, count: int) -> tuple[Tensor, Tensor]:
@@ -98,7 +98,7 @@ def _ranked(call: OperatorCall, count: int) -> tuple[Tensor, Tensor]:
     return found
 
 
-def finish_angles(call: OperatorCall) -> Found:
+def finish_angles(call: OperatorCall) -> Tensor:
     """The angular loss: each positive pair (a, p) becomes one row x_a + x_p, and its negatives are folded.
 
     l_n = slope·(4t⟨x_a + x_p, x_n⟩ - 2(1+t)⟨x_a, x_p⟩) + zero            n·P rows of m products
@@ -117,7 +117,8 @@ def finish_angles(call: OperatorCall) -> Found:
     if call.strips:  # padding would cost a row of products each
         row, col, real = row[real > 0], col[real > 0], real[real > 0]
     rows = call.rows[row] + call.cols[col]
-    more: dict[str, Any] = {"sums": BELOW_TOP, "flat": int(fold.normalized)}
+    keep = call.learns and not torch.compiler.is_compiling()
+    more: dict[str, Any] = {"sums": BELOW_TOP, "flat": int(fold.normalized), "keep": int(keep)}
     sums = replace(form, a=4 * tan2 * form.a, b=0.0)
     if call.strips:
         taken = call.sorted.take(row)
@@ -131,20 +132,18 @@ def finish_angles(call: OperatorCall) -> Found:
         more |= {"itself": ID if call.itself == ID else NOWHERE}
         pairs = [x if at % 2 else x[row] for at, x in enumerate(call.pairs)]
     spec, _ = call.spec(call.product.negative, "negative", form=sums, gamma=fold.gamma, half=0, **more)
-    t, size, seen, *_ = operators.fold(spec, rows, call.cols, None, None, None, pairs)
+    t, size, *_ = operators.fold(spec, rows, call.cols, None, None, None, pairs)
     near = call.near.flatten()[measure.flatten() > 0] if call.strips else call.near.flatten()
     shift = form.scale * (form.b - 2 * (1 + tan2) * form.a * near)
     t = torch.where(size > 0, t + shift, t)
     values = group_value(of, fold, None, None, t[:, None], size[:, None])
-    had_negative = torch.zeros(len(place), dtype=torch.bool, device=place.device)
-    had_negative = had_negative.index_fill(0, row[seen > 0], True) | call.has_negative()
-    return call.reduce(Terms(values, real)), call.had_positive, had_negative
+    return call.reduce(Terms(values, real))
 
 
 # ---------------------------------------------------------------- sampled negative pairs
 
 
-def finish_drawn(call: OperatorCall) -> Found:
+def finish_drawn(call: OperatorCall) -> Tensor:
     """Losses of a miner that draws as many negatives per anchor as there are positives: a matrix [n, P + K]."""
     product, miner, narrow = call.product, call.product.miner, call.narrow
     if narrow is None or miner is None or call.ranks.world > 1 or product.reduction == "none":
@@ -166,8 +165,8 @@ def finish_drawn(call: OperatorCall) -> Found:
     scores = call.scores(torch.cat([narrow.place, place], dim=1))
     measure = torch.cat([narrow.measure, torch.zeros_like(counted, dtype=narrow.measure.dtype)], dim=1)
     drawn = torch.cat([torch.zeros_like(call.near), counted.to(scores.dtype)], dim=1)
-    had, relation = (call.had_positive, call.has_negative()), cast(Any, SimpleNamespace(orders=call.orders))
+    had, relation = (call.had["positive"], call.has_negative()), cast(Any, SimpleNamespace(orders=call.orders))
     pairs = ScoredPairs(
         scores, measure, drawn, *had, relation, product.similarity, call.rows, call.cols, strip=True, mined=True
     )  # fmt: skip
-    return dense_value(product, pairs), *had
+    return dense_value(product, pairs)

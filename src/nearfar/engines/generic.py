@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -68,10 +69,7 @@ class PlainStrips:
         self.sums = [torch.zeros_like(x) if wanted else None for x, wanted in zip(inputs, self.wants, strict=True)]
         self._state: State | None = None
 
-    @property
-    def learns(self) -> bool:
-        """Whether any gradient is needed."""
-        return any(self.wants)
+        self.learns = any(self.wants)
 
     def __iter__(self) -> Iterator[slice]:
         """The row slices of one sweep over this process's rows."""
@@ -105,12 +103,7 @@ class PlainStrips:
 
 @torch.no_grad()
 def evaluate(strips: PlainStrips, grad_output: Tensor | None = None) -> Made:
-    """Value and gradient of a loss.
-
-    Args:
-        strips: the strips of the call.
-        grad_output: [n] gradient with respect to unreduced values; without it, no gradient is computed for them.
-    """
+    """Value and gradient of a loss; of unreduced values only with their `grad_output` [n]."""
     groups, columns = strips.product.groups, strips.product.wants_columns
     if not groups.per_anchor:
         value = _by_streams(strips)
@@ -161,11 +154,11 @@ def _strip_terms(
     """
     pairs = strips.pairs(here, leaf=True)
     if not torch.is_grad_enabled():
-        return _total(_parts(strips, pairs)), []
+        return reduce(_sum, _parts(strips, pairs), Counted()), []
     leaf, counted, share = _cut(pairs), Counted(), None
     if grad_output is not None:
         with torch.no_grad():
-            share = over(grad_output[here], _total(_parts(strips, pairs))[0][1])
+            share = over(grad_output[here], reduce(_sum, _parts(strips, pairs), Counted())[0][1])
     found = list[list[Tensor | None]]()  # of scores, columns and parameters
     for part in _parts(strips, leaf):
         counted = _sum(counted, [(top.detach(), bottom) for top, bottom in part])
@@ -208,14 +201,6 @@ def _parts(strips: PlainStrips, pairs: ScoredPairs) -> Iterator[Counted]:
     for problems in product.groups.blocks(product, pairs, strips.most):
         values = tuple(problem.value() for problem in problems)
         yield [tally(term, product.reduction) for term in product.groups.terms(product, pairs, problems, values)]
-
-
-def _total(parts: Iterator[Counted]) -> Counted:
-    """Sum numerators and denominators over all parts."""
-    counted = Counted()
-    for part in parts:
-        counted = _sum(counted, part)
-    return counted
 
 
 def _sum(so_far: Counted, part: Counted) -> Counted:
@@ -279,38 +264,35 @@ def _weigh(strips: PlainStrips, streams: tuple[Stream, ...], factors: list[Tenso
 
 
 def _by_columns(strips: PlainStrips, grad_output: Tensor | None) -> Tensor:
-    """A link that also reads the negative value of each column: row and column values, link, then gradients.
+    """A link that also reads the negative value of each column: values of columns, then rows and link, then gradients.
 
     Columns are swept like rows, in strips of columns with all rows. The link must give one term.
     """
     product, single = strips.product, strips.product.reduction == "none"
+    learns = strips.learns and (not single or grad_output is not None)
     with torch.no_grad():
-        rows = strips.whole([halves(product, strips.pairs(here))[1].value() for here in strips])
         found = [_column_problem(strips, here, False)[0] for here in _column_cuts(strips)]
         cols, has_cols = torch.cat([x.value() for x in found]), torch.cat([present(x.measure) for x in found])
-    at_rows, at_cols, counted, so_far = torch.zeros_like(rows), torch.zeros_like(cols), Counted(), Counted()
+    at_cols, counted = torch.zeros_like(cols), Counted()
     for here in strips:
-        with torch.set_grad_enabled(strips.learns):
-            mine, theirs = rows[here].clone().requires_grad_(), cols.clone().requires_grad_()
-            pairs = strips.pairs(here, leaf=True)
-            positive = halves(product, pairs)[0]
-            (terms,) = product.joined(sides_of(pairs, positive, (positive.value(), mine, theirs), has_cols))
+        with torch.set_grad_enabled(learns):
+            theirs, pairs = cols.clone().requires_grad_(learns), strips.pairs(here, leaf=learns)
+            positive, wide = halves(product, pairs)
+            (terms,) = product.joined(sides_of(pairs, positive, (positive.value(), wide.value(), theirs), has_cols))
             top, bottom = tally(terms, product.reduction)
-            if strips.learns and (not single or grad_output is not None):
+            if learns:
                 aim = top if grad_output is None else (over(top, bottom) * grad_output[here]).sum()
-                inputs = (pairs.rows, pairs.cols, *strips.params, mine, theirs)
-                *slopes, by_row, by_col = _gradient(aim, inputs)
+                *slopes, by_col = _gradient(aim, (pairs.rows, pairs.cols, *strips.params, theirs))
                 _add(strips.sums, here, tuple(slopes))
-                at_rows[here] = 0.0 if by_row is None else by_row
                 at_cols += 0.0 if by_col is None else by_col
         counted.append((top.detach(), bottom))
-        so_far = so_far if single else _sum(so_far, [(top.detach().double(), bottom.double())])
     if single:
         value, share = strips.whole([over(*x) for x in counted]), torch.ones(())
     else:
-        value, share = _share(strips, *so_far[0])
-    if strips.learns and (not single or grad_output is not None):
-        _pull_ends(strips, at_rows, strips.ranks.sum(at_cols))
+        sums = (torch.stack([x.double().sum() for x in side]) for side in zip(*counted, strict=True))
+        value, share = _share(strips, *sums)
+    if learns:
+        _pull_columns(strips, strips.ranks.sum(at_cols))
         for total in strips.sums:
             if total is not None:
                 total *= share.to(total.dtype)
@@ -337,13 +319,8 @@ def _column_problem(strips: PlainStrips, here: slice, leaf: bool) -> tuple[Probl
     return turned, rows, cols
 
 
-def _pull_ends(strips: PlainStrips, at_rows: Tensor, at_cols: Tensor) -> None:
-    """Add the gradient of the embeddings through the negative values of rows and columns."""
-    for here in strips:
-        with torch.enable_grad():
-            pairs = strips.pairs(here, leaf=True)
-            aim = (halves(strips.product, pairs)[1].value() * at_rows[here]).sum()
-            _add(strips.sums, here, _gradient(aim, (pairs.rows, pairs.cols, *strips.params)))
+def _pull_columns(strips: PlainStrips, at_cols: Tensor) -> None:
+    """Add the gradient of the embeddings through the negative values of columns."""
     for here in _column_cuts(strips) if strips.ranks.rank == 0 else []:
         with torch.enable_grad():
             problem, rows, cols = _column_problem(strips, here, True)

@@ -16,8 +16,9 @@ __all__ = ["ListedScores", "fits_rows"]
 
 DEAR = 16
 """Cost of scoring a pair by itself, relative to a pair in a matrix product (measured: 16 to 26)."""
-CHUNK = 2**18
-"""Entries of the rows [t, d] that are gathered at a time, so that they fit in the processor's cache."""
+CHUNK = 2**16
+"""Entries of the rows [t, d] that are gathered at a time: larger temporary memory is returned to the system each time.
+"""
 CHUNK_ON_GPU = 2**24
 """The same on a GPU, where shorter chunks would wait for kernel launches."""
 

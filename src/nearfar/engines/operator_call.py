@@ -42,8 +42,10 @@ class OperatorCall(Rows):
         self._near: Tensor | None = None
         self.floor: Tensor | None = None
         self.high, self.full = math.inf, 0
-        self.had_negative: Tensor | None = None
-        """Set before the fold if there is a miner."""
+        self.stored: list[Tensor] = []
+        """Scores of all tiles that the search for the hardest pairs stored for the fold, if they are few."""
+        self.had = {} if self.narrow is None else {"positive": (self.narrow.measure > 0).any(dim=1)}
+        """Which rows [n] had a positive and a negative pair before mining."""
         miner = self.product.miner
         if miner is not None and not self.product.draws and self.narrow is not None:
             self._mine(miner)
@@ -64,7 +66,7 @@ class OperatorCall(Rows):
             top = ranked[:, 0]
         else:
             top = self.hardest("negative", line, values=True)[0]
-        self.had_negative = top > -torch.inf
+        had = self.had["negative"] = top > -torch.inf
         window = miner.window(near, self.measure, top.to(near.dtype))
         assert window is not None  # noqa: S101 - see plan.py
         kept = window.positive | torch.isnan(near)  # NaN is kept, so that it shows in the loss
@@ -74,15 +76,9 @@ class OperatorCall(Rows):
             last = (window.most.ceil().long() - 1).clamp(0, ranked.shape[1] - 1)
             low = torch.where(window.most > 0, ranked.gather(1, last[:, None])[:, 0], torch.inf)
         floor = low if isinstance(low, Tensor) else torch.full_like(top, low)
-        floor = torch.where(self.had_negative, floor, torch.inf) if window.closed else floor
+        floor = torch.where(had, floor, torch.inf) if window.closed else floor
         self.floor = torch.nextafter(floor, torch.full_like(floor, -torch.inf)) if window.closed else floor
         self.high = math.inf if window.high is None else window.high
-
-    @property
-    def had_positive(self) -> Tensor:
-        """Which rows [n] had a positive pair before mining."""
-        assert self.narrow is not None  # noqa: S101
-        return (self.narrow.measure > 0).any(dim=1)
 
     @property
     def learns(self) -> bool:
@@ -126,7 +122,6 @@ class OperatorCall(Rows):
         *,
         turned: bool = False,
         sign: int = 0,
-        whole: bool = False,
         **more: Any,
     ) -> list[Tensor]:
         """Fold one side of each row, or of each column.
@@ -137,7 +132,6 @@ class OperatorCall(Rows):
             fold: its fold.
             turned: fold columns instead of rows.
             sign: use the pair loss of this sign instead of the side's own.
-            whole: all rows are one group.
             more: further fields of the `Spec`.
 
         Returns: t, Σ w, number of members, level, norm and Σ p·l; see `operators.fold`.
@@ -151,19 +145,22 @@ class OperatorCall(Rows):
             spec = replace(spec, **self._level(form, fold))
             if self.strips and spec.sums == BELOW_TOP:
                 spec = replace(spec, half=0, full=1)
+        whole = more.get("whole", not self.product.groups.per_anchor)
         whole = whole and self.strips and spec.sums != BELOW_TOP and self.ranks.world == 1
-        spec = replace(
-            spec,
-            whole=int(whole and self.learns),
-            keep=int(not whole and self.learns and not torch.compiler.is_compiling()),
-        )
+        keep = not whole and self.learns and not torch.compiler.is_compiling()
+        spec = replace(spec, whole=int(whole and self.learns), keep=int(keep))
         rows, cols, pairs = self.rows, self._columns, self.pairs
+        if self.stored and not turned and (spec.half, spec.full) == (int(self.symmetric), 0) and side != "positive":
+            pairs = [*pairs, *self.stored]
         if side == "positive" and self.rest:
             rows, cols = self._around_classes()
         if turned:
             rows, cols, pairs, given = self._turn()
             spec = replace(spec, given=given)
-        return list(operators.fold(spec, rows, cols, form.offset, None, self.floor, pairs)[:6])
+        found = list(operators.fold(spec, rows, cols, form.offset, None, self.floor, pairs)[:6])
+        if not turned:
+            self.had.setdefault("positive" if side == "positive" else "negative", found[2] > 0)
+        return found
 
     def work(self, spec: Spec, offset: Tensor | None = None) -> Any:
         """The tiles of an operator call without gradients."""
@@ -213,17 +210,21 @@ class OperatorCall(Rows):
         With `values`, only the largest losses [n], -inf for a row without members.
         """
         pair = pair or _order(self.product.negative)
-        spec, form = self.spec(self.product.negative, side, form=pair, high=self.high, whole=int(values))
+        more = {"whole": int(values), "keep": int(values and self.strips)}
+        spec, form = self.spec(self.product.negative, side, form=pair, high=self.high, **more)
         offset = None if form.offset is None else form.offset.detach()
         columns = None if self.square else self.cols.detach()
         top, place, ties = operators.hardest(spec, self.rows.detach(), columns, offset, None, self.floor, self.pairs)
         if values and self.strips:
+            self.stored = [place] if place.is_floating_point() else []
             return top, top > -torch.inf
         if self.strips:  # only the plain definition splits the weight between ties
             self.refuse_if((ties > 1).any())
         self.hardest_place = place
         scores = self.scores(place[:, None])
         there = top > -torch.inf
+        if "negative" not in self.had:
+            self.had["negative"] = there if side == "negative" else self.has_negative()
         return (torch.where(there, scores.detach()[:, 0], -torch.inf), there) if values else (scores, there)
 
     def top(self, fold: Fold, members: Tensor) -> tuple[Tensor, Tensor]:

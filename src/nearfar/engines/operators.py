@@ -50,7 +50,7 @@ class Operator:
     ) -> None:
         def run(*given: Any) -> Any:
             *tensors, numbers, codes = given
-            found = getattr(work_of(Spec.read(numbers, codes), *tensors), name)()
+            found = getattr(work_of(_read(numbers, codes), *tensors), name)()
             return found if outputs == 1 else tuple(found)
 
         schema = SCHEMA + ("Tensor" if outputs == 1 else f"({', '.join(['Tensor'] * outputs)})")
@@ -67,7 +67,7 @@ class Operator:
                 )
             count, (*inputs, floor), more = ctx.count, ctx.saved_tensors[:5], ctx.saved_tensors[5:]
             given = *inputs, floor, list(more[:count])
-            found = pull(Spec.read(ctx.numbers, ctx.codes), given, more[count:], grads[0])
+            found = pull(_read(ctx.numbers, ctx.codes), given, more[count:], grads[0])
             found = tuple(None if x is None else y for x, y in zip(inputs, found, strict=True))
             return *found, None, [None] * count, None, None
 
@@ -92,7 +92,12 @@ class Operator:
                 which a miner keeps scores, or None; and a list, `vectors`, of the layout and then of the operator.
         """
         plain = spec.strips and not torch.compiler.is_compiling()
-        return (self.plain if plain else self.registered)(*given, *spec.lists())
+        return self.plain(*given, spec, None) if plain else self.registered(*given, *spec.lists())
+
+
+def _read(numbers: Any, codes: Any) -> Spec:
+    """The numeric arguments: as they are, or from the lists that torch.library takes."""
+    return numbers if codes is None else Spec.read(numbers, codes)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -102,6 +107,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     ctx.count = len(vectors)
     ctx.save_for_backward(*tensors, *vectors, *outputs)
     ctx.mark_non_differentiable(*outputs[1:])
+    ctx.set_materialize_grads(False)  # zeros for the saved tensor of `fold` would take as long as a sweep
 
 
 def _gradients(rows: Tensor, cols: Tensor | None, *rest: Any) -> tuple[Tensor, ...]:

@@ -117,7 +117,7 @@ def _refuse_fold(product: Product, fold: Fold) -> str | None:
 
 
 def _refuse_triplets(product: Product, fold: Fold) -> str | None:
-    """Why triplets, or values of positive pairs, cannot be folded, or None."""
+    """The reason why triplets, or values of positive pairs, cannot be folded; None if they can."""
     rule: Any = getattr(product.groups, "rule", None)
     form, over, name = product.negative.form(-1), product.over_negative, _name(product.groups)
     assert form is not None  # noqa: S101 - checked by the caller

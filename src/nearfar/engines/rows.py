@@ -143,6 +143,14 @@ class Rows:
 
     # ------------------------------------------------------------------------------------ rows of all processes
 
+    def grouped(self, x: Tensor) -> Tensor:
+        """Numbers [g, k] of the groups (a row, or the batch), from those [n, k] or [n] of this process's rows."""
+        if self.product.groups.per_anchor:
+            return x if x.ndim > 1 else x[:, None]
+        if self.ranks.world > 1 and x.dtype == torch.bool:
+            return self.whole(x.to(self.rows.dtype)).reshape(1, -1) > 0
+        return self.whole(x).reshape(1, -1)
+
     def whole(self, x: Tensor) -> Tensor:
         """Numbers [n, ...] of the rows of all processes, from those of this process; differentiable."""
         if self.ranks.world == 1:

@@ -8,7 +8,9 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from nearfar._utils.tensors import over
 from nearfar.pairs import PairForm
 
 __all__ = [
@@ -29,6 +31,7 @@ __all__ = [
     "SIMILARITIES",
     "SOFTPLUS",
     "Spec",
+    "fold_outputs",
 ]
 
 SIMILARITIES = ("dot", "squared", "distance")
@@ -128,7 +131,7 @@ class Spec:
 
     @property
     def strips(self) -> bool:
-        """Whether the call runs in PyTorch."""
+        """Whether the call runs in strips in PyTorch, not in a kernel."""
         return self.dtype < 0
 
     @staticmethod
@@ -136,3 +139,37 @@ class Spec:
         """The inverse of `lists`."""
         values: list[Any] = [*numbers, *codes]
         return Spec(*values)
+
+
+def fold_outputs(
+    spec: Spec, total: Tensor, size: Tensor, seen: Tensor, level: Tensor, second: Tensor, held: Tensor
+) -> list[Tensor]:
+    """The outputs of a fold, see operators.py, from sums [n] in float64 over each row's members.
+
+    Args:
+        spec: the arguments of the fold.
+        total: Σ w·l, or Σ w·e^z with z = (l - level)/γ, or Σ w(l - about).
+        size: Σ w.
+        seen: number of members.
+        level: what is subtracted from losses in exponentials; in moments the least loss.
+        second: Σ w(e^z - 1) if `flat`, or Σ w(l - about)².
+        held: Σ w·z·e^z, or with `base` Σ w·l·e^z, if `held`.
+    """
+    zero = torch.zeros_like(total)
+    if spec.sums == LOSSES:
+        return [total, size, seen, zero, torch.ones_like(total), zero.clone()]
+    if spec.sums == MOMENTS:
+        return [spec.first * total + 0.5 * spec.second * second, size, seen, level, total, second]
+    empty = size == 0
+    level = torch.where(empty, 0.0, level)
+    norm, log = total, torch.where(empty, 1.0, over(total, size)).log()
+    if spec.flat and not spec.held:  # a mean of exponentials near 1
+        rise = over(second, size)
+        flat = rise > -0.5
+        norm = torch.where(flat, size + second, total)
+        log = torch.where(flat, torch.log1p(torch.where(flat, rise, 0.0)), log)
+    t = torch.where(empty, 0.0, level + spec.gamma * log)
+    if not spec.held:
+        return [t, size, seen, level, norm, zero]
+    mean = over(held, norm)
+    return [t, size, seen, level, norm, torch.where(empty, 0.0, mean if spec.base else level + spec.gamma * mean)]

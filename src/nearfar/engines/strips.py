@@ -13,16 +13,18 @@ import torch
 from torch import Tensor
 
 from nearfar._utils.tensors import over
-from nearfar.engines.spec import AROUND, BELOW_TOP, LINE, LOSSES, MOMENTS
-from nearfar.engines.tiles import Tile, TileGradients, Tiles, descend_
+from nearfar.engines.spec import AROUND, BELOW_TOP, LINE, LOSSES, MOMENTS, fold_outputs
+from nearfar.engines.tiles import FAR, Tile, TileGradients, Tiles, descend_
 from nearfar.sets.entropic import LOWEST
 
 __all__ = ["Strips"]
 
 KEPT = 2**22
-"""Maximum number of pairs whose weights are kept for the gradient: 16 MB of float32; more would not pay."""
+"""Maximum number of pairs whose scores or weights are kept between sweeps: 16 MB of float32; more would not pay."""
 BLOCK = 16
 """Entries of a block; to find the largest entries, block maxima are compared first."""
+SAMPLED = 8
+"""One in so many losses of a tile is compared to estimate a level that the largest losses reach."""
 TOTAL, SECOND, HELD, SIZE, SEEN, LEVEL = range(6)
 """Rows of the sums of a fold."""
 Parts = list[tuple[int, Tensor | None]]
@@ -41,6 +43,7 @@ class Strips(Tiles):
         if self.score is not None:
             return self._triplets()
         spec = self.spec
+        self.stored = self.more[0] if self.more else None
         sums = self.x.new_zeros(6, self.n, dtype=torch.float64)
         sums[LEVEL].fill_(math.inf if spec.sums == MOMENTS else spec.level)
         pulls = TileGradients(self) if spec.whole else None
@@ -63,12 +66,18 @@ class Strips(Tiles):
                 descend_(torch.mul(g, factor, out=into), s, spec.similarity)
                 filled += g.numel()
         none = [self.x.new_empty(0) for _ in range(3)]
-        return [*self._finish(sums), none[0], *([kept[:filled], *none[1:]] if pulls is None else pulls.found())]
+        total, second, held, size, seen, level = (x.clone() for x in sums)
+        if not self.mined:
+            members, seen = self.count()
+            size = size if self.selects else members
+        found = fold_outputs(spec, total, size, seen, level, second, held)
+        return [*found, none[0], *([kept[:filled], *none[1:]] if pulls is None else pulls.found())]
 
     def weigh(self) -> tuple[Tensor, Tensor, Tensor]:
         """Gradients of rows, columns and offset, from dF/dt [n] and the level and norm of the weights."""
         spec, pulls, place = self.spec, TileGradients(self), 0
-        *_, level, norm, kept, pull = self.more
+        *stored, level, norm, kept, pull = self.more
+        self.stored = stored[0] if stored else None
         coef = (over(pull.double(), norm) if spec.sums in (AROUND, BELOW_TOP) else pull).to(self.x.dtype)
         for tile in self.tiles():
             if len(kept):
@@ -205,31 +214,6 @@ class Strips(Tiles):
             return coef[tile.rows, None]
         return torch.add(coef[tile.rows, None], coef[None, tile.cols], out=self.buffer("coef", tile))
 
-    def _finish(self, sums: Tensor) -> list[Tensor]:
-        """The results of a fold from the sums of each row."""
-        spec, (total, second, held, size, seen, level) = self.spec, (x.clone() for x in sums)
-        if not self.mined:
-            members, seen = self.count()
-            size = size if self.selects else members
-        zero = torch.zeros_like(total)
-        if spec.sums == LOSSES:
-            return [total, size, seen, zero, torch.ones_like(total), zero.clone()]
-        if spec.sums == MOMENTS:
-            return [spec.first * total + 0.5 * spec.second * second, size, seen, level, total, second]
-        empty = size == 0
-        level = torch.where(empty, 0.0, level)
-        norm, log = total, torch.where(empty, 1.0, over(total, size)).log()
-        if spec.flat and not spec.held:  # a mean of exponentials near 1
-            rise = over(second, size)
-            flat = rise > -0.5
-            norm = torch.where(flat, size + second, total)
-            log = torch.where(flat, torch.log1p(torch.where(flat, rise, 0.0)), log)
-        t = torch.where(empty, 0.0, level + spec.gamma * log)
-        if not spec.held:
-            return [t, size, seen, level, norm, zero]
-        mean = over(held, norm)
-        return [t, size, seen, level, norm, torch.where(empty, 0.0, mean if spec.base else level + spec.gamma * mean)]
-
     # ------------------------------------------------------------------------------------ largest losses
 
     def _ranked(self, tile: Tile) -> tuple[Tensor, Tensor | None]:
@@ -247,7 +231,12 @@ class Strips(Tiles):
         return mine, theirs
 
     def hardest(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The largest loss of each row (-inf without members), its column, and the number of members tied at it."""
+        """The largest loss of each row (-inf without members), its column, and the number of members tied at it.
+
+        With `whole` only the largest loss; the second output is then the scores of all tiles, if they are to be stored.
+        """
+        if self.spec.keep and self.n * self.m <= KEPT:
+            self.stored, self.stores = self.x.new_empty(self.n * self.m), True
         best = self.x.new_full((self.n,), -math.inf)
         place, ties = (torch.zeros(self.n, dtype=torch.int64, device=best.device) for _ in range(2))
         for tile in self.tiles():
@@ -262,21 +251,27 @@ class Strips(Tiles):
                     row = hit + rows.start
                     place[row], ties[row] = found.to(torch.uint8).argmax(dim=1) + cols.start, found.sum(dim=1)
                 best[rows] = torch.maximum(before, top)
-        return best, place, ties
+        return best, place if self.stored is None else self.stored, ties
 
     def candidates(self, count: int) -> Tensor:
         """Positions row·m + col of all losses that reach a level reached by at least `count` of them (or by all)."""
-        level, held = torch.finfo(self.x.dtype).min, 0
-        found = list[tuple[Tensor, Tensor]]()
+        share = 2 * count / (self.n * self.m)
+        found = self._reaching(count, share) if share < 0.5 else None
+        return self._reaching(count, None) if found is None or len(found) < count else found
+
+    def _reaching(self, count: int, share: float | None) -> Tensor:
+        """Like `candidates`; with a `share` of losses to keep, starts at a level that a sample of the first tile gives.
+
+        That level may be too high: there are fewer positions than `count` then.
+        """
+        level, held, found = torch.finfo(self.x.dtype).min, 0, list[tuple[Tensor, Tensor]]()
         for tile in self.tiles():
             l = self._ranked(tile)[0]
-            if held < count:
-                tops = blocks(l)
-                if tops.numel() >= count:  # as many blocks reach this level, and hold a loss each that does
-                    level = max(level, float(tops.view(-1).kthvalue(tops.numel() - count + 1).values))
-            elif float(l.amax()) < level:
-                continue
-            place = (l.view(-1) >= level).nonzero()[:, 0]
+            if share is not None:
+                sample = l.view(-1)[::SAMPLED]
+                rank = max(1, len(sample) - 4 - int(share * len(sample)))
+                level, share = max(level, float(sample.kthvalue(rank).values)), None
+            place = find(l, level)
             row = torch.div(place, l.shape[1], rounding_mode="floor")
             near, place = l.view(-1)[place], place + row * (self.m - l.shape[1])
             found.append((near, place + tile.rows.start * self.m + tile.cols.start))
@@ -324,6 +319,8 @@ class Strips(Tiles):
         for tile in self.tiles():
             s, g, here = self.scores(tile), self.buffer("sum", tile).zero_(), tile.rows
             near = s.gather(1, place[here])
+            # hides all but negatives: no loss but that of a line differs from 0 there
+            self.members_(s, tile, math.copysign(FAR, -spec.a))
             for p in range(place.shape[1]):
                 there = real[here, p].double()
                 l, slope, factor, alive = self._of_positive(s, near[:, p, None], tile)
@@ -334,7 +331,8 @@ class Strips(Tiles):
                 by_near[here, p] = torch.where(there > 0, there * pull * factor, 0.0).to(s.dtype)
                 g.addcmul_(slope, (there * factor).to(s.dtype)[:, None])
             if pulls is not None:
-                pulls.add(tile, s, self.weighed_(g, tile), 1.0)
+                s.scatter_(1, place[here], near)
+                pulls.add(tile, s, self.weighed_(g, tile).scatter_add_(1, place[here], -by_near[here]), 1.0)
         none = [torch.zeros_like(total) for _ in range(3)]
         gradients = [self.x.new_empty(0) for _ in range(3)] if pulls is None else pulls.found()
         return [total, size, seen, *none, by_near, *gradients]
@@ -342,30 +340,41 @@ class Strips(Tiles):
     def _of_positive(self, s: Tensor, near: Tensor, tile: Tile) -> tuple[Tensor, Tensor, float, Tensor | None]:
         """Losses, slopes up to a factor, the factor, and which triplets count (None: all), of one positive a row."""
         spec, l = self.spec, self.buffer("l", tile)
-        if self.stepped and spec.a == spec.scale == 1.0 and not spec.band:
-            z = l = torch.sub(s, near - self.b, out=l).clamp_min_(0.0)
-        else:
-            z = torch.sub(s, near, out=self.buffer("x", tile))
-            self.losses(z, l)
-        alive = torch.gt(self.members_(l, tile), 0.0, out=self.buffer("alive", tile)) if spec.drop else None
+        if self.stepped and spec.a == spec.scale == 1.0 and (not spec.band or spec.low == -self.b):
+            if spec.band:  # z < high by the difference itself, so that ties are exact; z > low where there is a loss
+                torch.threshold_(torch.sub(near, s, out=l), -spec.high, self.b)
+                self.affine(l, -1.0, self.b, l).clamp_min_(0.0)
+            else:
+                torch.sub(s, near - self.b, out=l).clamp_min_(0.0)
+            slope = torch.sign(l, out=self.buffer("slope", tile))
+            return l, slope, 1.0, slope if spec.band or spec.drop else None
+        z, alive = torch.sub(s, near, out=self.buffer("x", tile)), None
+        self.losses(z, l)
+        if spec.drop:
+            alive = torch.gt(l, 0.0, out=self.buffer("alive", tile))
         if spec.band:
-            inside = self.members_(torch.lt(z, spec.high, out=self.buffer("coef", tile)), tile)
-            if not (spec.drop and self.stepped and spec.a == 1.0 and spec.low == -self.b):  # losses imply the bound
-                inside.mul_(torch.gt(z, spec.low, out=self.buffer("slope", tile)))
-            l.mul_(inside)
+            inside = torch.lt(z, spec.high, out=self.buffer("coef", tile))
+            inside.mul_(torch.gt(z, spec.low, out=self.buffer("slope", tile)))
             alive = inside if alive is None else alive.mul_(inside)
-        elif alive is None:
+        if alive is not None:
+            l.mul_(alive)
+        elif spec.shape == LINE:
             self.members_(l, tile)
         if self.stepped:
-            return l, self._steps(l, alive if spec.drop else None, tile), spec.scale * spec.a, alive
+            return l, torch.sign(l, out=self.buffer("raw", tile)), spec.scale * spec.a, alive
         slope, factor = self._raw_slope(None, None, z, tile)
         return l, slope if alive is None else slope.mul_(alive), factor, alive
 
 
-def blocks(l: Tensor) -> Tensor:
-    """The maximum of each block of `BLOCK` entries of a row [t, u // BLOCK], or the entries of short rows."""
-    whole = l.shape[1] - l.shape[1] % BLOCK
-    return l[:, :whole].reshape(len(l), BLOCK, -1).amax(dim=1) if whole else l
+def find(l: Tensor, level: float) -> Tensor:
+    """Positions in the flattened tile of the losses [t, u] that reach a level; compares the maxima of blocks first."""
+    t, u = l.shape
+    if u % BLOCK:
+        return (l.view(-1) >= level).nonzero()[:, 0]
+    blocks = l.view(t, BLOCK, u // BLOCK)
+    row, col = (blocks.amax(dim=1) >= level).nonzero(as_tuple=True)
+    block, within = (blocks[row, :, col] >= level).nonzero(as_tuple=True)
+    return row[block] * u + within * (u // BLOCK) + col[block]
 
 
 def _largest(found: list[tuple[Tensor, Tensor]], count: int) -> tuple[Tensor, Tensor]:

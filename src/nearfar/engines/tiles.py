@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import compress
 
 import torch
 from torch import Tensor
@@ -29,8 +30,10 @@ ON_GPU = 16
 """Factor by which tiles are taller and wider on a GPU, where launching kernels would dominate otherwise."""
 FAR = 1e30
 """A score beyond that of any pair."""
-GATHER = 2**20
-"""Number of entries of gathered rows that are held at a time."""
+GATHER = 2**16
+"""Number of entries of gathered rows that are held at a time; larger temporary memory costs as much as the work."""
+FEW = 2
+"""Pairs of a row up to which their columns are gathered."""
 BAND = 64
 """Rows of a band, whose pairs are taken from the product with their range of columns if that is narrow."""
 
@@ -76,9 +79,14 @@ class Tiles:
         self.listed, self.samples, self.weights = given
         self.more = list(left)
         self.floor = None if floor is None else floor.detach().to(self.x.dtype).clamp(-FAR, FAR)
+        self.mined = floor is not None
+        """Whether a miner keeps the scores above a floor."""
         # in float64: under float64 scores, a float32 offset must not round the constant
         self.b = spec.b if offset is None else float(spec.b + spec.by_offset * offset.detach().double())
         self._buffers = dict[str, Tensor]()
+        self.stored: Tensor | None = None
+        """Scores of all tiles, one after the other, which a sweep stores and later ones of the same tiles read."""
+        self.stores, self.next = False, 0
 
     @cached_property
     def sides(self) -> tuple[Tensor, Tensor]:
@@ -123,9 +131,11 @@ class Tiles:
         row, col, positive = own
         if reach[1] <= cols.start or reach[0] >= cols.stop:
             return Tile(rows, cols, mirrored, None)
-        inside = (col >= cols.start) & (col < cols.stop)
-        place = (row * (cols.stop - cols.start) + col - cols.start)[inside]
-        return Tile(rows, cols, mirrored, (place, positive[inside]) if len(place) else None)
+        place = row * (cols.stop - cols.start) + col - cols.start
+        if reach[0] < cols.start or reach[1] > cols.stop:
+            inside = (col >= cols.start) & (col < cols.stop)
+            place, positive = place[inside], positive[inside]
+        return Tile(rows, cols, mirrored, (place, positive) if len(place) else None)
 
     def buffer(self, name: str, tile: Tile) -> Tensor:
         """A buffer [t, u] that all tiles reuse."""
@@ -137,10 +147,18 @@ class Tiles:
 
     def scores(self, tile: Tile) -> Tensor:
         """Scores [t, u] of a tile."""
+        out = self.buffer("scores", tile)
+        if self.stored is not None:
+            part = self.stored[self.next : self.next + out.numel()].view(out.shape)
+            self.next += out.numel()
+            if not self.stores:
+                return out.copy_(part)
         left, right = self.sides
-        out = torch.mm(left[tile.rows], right[tile.cols].T, out=self.buffer("scores", tile))
+        torch.mm(left[tile.rows], right[tile.cols].T, out=out)
         if self.spec.similarity == 2:
             out.clamp_max_(0.0).neg_().sqrt_().neg_()
+        if self.stores:
+            part.copy_(out)
         return out
 
     def affine(self, x: Tensor, a: float, b: float, out: Tensor) -> Tensor:
@@ -189,11 +207,6 @@ class Tiles:
     def stepped(self) -> bool:
         """Whether the slope of a pair loss is 1 where the loss is positive and else 0, up to a factor."""
         return self.spec.shape == POWER and self.spec.power == 1.0 and self.spec.scale > 0
-
-    @property
-    def mined(self) -> bool:
-        """Whether a miner keeps the scores above a floor."""
-        return self.floor is not None
 
     # ------------------------------------------------------------------------------------ members
 
@@ -271,10 +284,9 @@ class Tiles:
         place = self.more[0]
         found = self.x.new_empty(place.shape)
         for here, cols, at in self._bands(place):
-            if cols is None and self.spec.similarity:
-                found[here] = (self.y[at] - self.x[here, None]).square_().sum(dim=2).neg_()
-            elif cols is None:
-                found[here] = (self.y[at] * self.x[here, None]).sum(dim=2)
+            if cols is None:
+                x, y = self.x[here, None], self.y[at]
+                found[here] = (y - x).square_().sum(dim=2).neg_() if self.spec.similarity else (y * x).sum(dim=2)
             else:
                 found[here] = (self.sides[0][here] @ self.sides[1][cols].T).gather(1, at)
         if self.spec.similarity == 2:
@@ -286,33 +298,35 @@ class Tiles:
         place, *_, found, slope = self.more
         slope = descend_(slope.clone(), found.clone(), self.spec.similarity)
         pulls = TileGradients(self)
-        for here, cols, at in self._bands(place):
+        for here, cols, at in self._bands(place, slope):
             if cols is None:
-                tile = slope[here]
-                pulls.few(here, at, tile)
+                pulls.few(here, at, slope[here])
             else:
                 tile = slope.new_zeros(here.stop - here.start, cols.stop - cols.start).scatter_add_(1, at, slope[here])
                 pulls.product(here, cols, tile, 1.0)
         return pulls.found()[:2]
 
-    def _bands(self, place: Tensor) -> Iterator[tuple[slice, slice | None, Tensor]]:
+    def _bands(self, place: Tensor, slope: Tensor | None = None) -> Iterator[tuple[slice, slice | None, Tensor]]:
         """Slices of rows with the range of their columns, and positions within it; no range if columns are gathered.
 
-        Distances of near rows, which are float64, need differences of rows.
+        Distances of near rows, which are float64, need differences of rows. Skips bands whose `slope` [n, P] is 0.
         """
         number = place.shape[1]
-        gathers = not number or (self.spec.similarity > 0 and self.x.dtype == torch.float64)
+        gathers = number <= FEW or (self.spec.similarity > 0 and self.x.dtype == torch.float64)
         step = max(1, GATHER // max(1, number * self.x.shape[1]))
-        for r0 in range(0, self.n, step if gathers else BAND):
-            here = slice(r0, min(r0 + (step if gathers else BAND), self.n))
-            at = place[here]
-            low, high = (0, self.m) if gathers else (int(x) for x in at.aminmax())
+        tall = step if gathers else BAND
+        starts = range(0, self.n, tall)
+        live = [True] * len(starts) if slope is None or not number else _in_bands(slope, tall).any(dim=1).tolist()
+        sides = () if gathers else _in_bands(place, tall).aminmax(dim=1)
+        bounds = zip(*(x.tolist() for x in sides), strict=True) if sides else [(0, self.m)] * len(starts)
+        for r0, (low, high) in compress(zip(starts, bounds, strict=True), live):
+            here = slice(r0, min(r0 + tall, self.n))
             if not gathers and high - low < max(4 * BAND, 16 * number):
-                yield here, slice(low, high + 1), at - low
+                yield here, slice(low, high + 1), place[here] - low
                 continue
-            for first in range(here.start, here.stop, step):
-                some = slice(first, min(first + step, here.stop))
-                yield some, None, place[some]
+            for first in range(r0, here.stop, step):
+                part = slice(first, min(first + step, here.stop))
+                yield part, None, place[part]
 
 
 class TileGradients:
@@ -323,6 +337,10 @@ class TileGradients:
         self.rows = torch.zeros_like(work.x)
         self.cols = self.rows if work.square else torch.zeros_like(work.y)
         self.learned = work.x.new_zeros((), dtype=torch.float64)
+        far = bool(work.spec.similarity)
+        self.by_row = work.x.new_zeros(work.n * far)
+        self.by_col = self.by_row if work.square else work.x.new_zeros(work.m * far)
+        """Row and column sums of dF/d⟨x, y⟩, for distances."""
 
     def add(self, tile: Tile, s: Tensor, g: Tensor, factor: float) -> None:
         """Back-propagate factor·g, with g = dF/ds [t, u] of a tile; overwrites both."""
@@ -335,9 +353,9 @@ class TileGradients:
         x, y = self.work.x[rows], self.work.y[cols]
         self.rows[rows].addmm_(g, y, alpha=factor)
         self.cols[cols].addmm_(g.T, x, alpha=factor)
-        if self.work.spec.similarity:  # along y - x: independent of the origin
-            self.rows[rows].addcmul_(x, g.sum(dim=1, keepdim=True), value=-factor)
-            self.cols[cols].addcmul_(y, g.sum(dim=0)[:, None], value=-factor)
+        if self.work.spec.similarity:
+            self.by_row[rows].add_(g.sum(dim=1), alpha=factor)
+            self.by_col[cols].add_(g.sum(dim=0), alpha=factor)
 
     def few(self, rows: slice, place: Tensor, g: Tensor) -> None:
         """Back-propagate g = dF/d⟨x, y⟩ [t, P] for the columns `place` [t, P]."""
@@ -351,6 +369,10 @@ class TileGradients:
         """Gradients of rows, of columns (empty if they are the rows) and of the offset."""
         spec = self.work.spec
         learned = self.learned * (spec.by_offset / spec.a) if spec.by_offset else self.learned
+        if spec.similarity:  # along y - x: independent of the origin
+            self.rows.addcmul_(self.work.x, self.by_row[:, None], value=-1)
+            if not self.work.square:
+                self.cols.addcmul_(self.work.y, self.by_col[:, None], value=-1)
         return self.rows, self.rows.new_empty(0) if self.work.square else self.cols, learned.to(self.rows.dtype)
 
 
@@ -368,3 +390,9 @@ def _extend(x: Tensor, times: float) -> Tensor:
     """Rows (2x, -1, -|x|²) or columns (y, |y|², 1), so that their product is -|x - y|²."""
     norm, one = (x * x).sum(dim=1, keepdim=True), torch.ones_like(x[:, :1])
     return torch.cat([times * x, -one, -norm] if times == 2.0 else [x, norm, one], dim=1)
+
+
+def _in_bands(x: Tensor, tall: int) -> Tensor:
+    """Entries [bands, tall·P] of bands of `tall` rows of x [n, P]; copies of the last row fill the last band."""
+    filled = torch.cat([x, x[-1:].expand(-len(x) % tall, -1)]) if len(x) % tall else x.contiguous()
+    return filled.view(-1, tall * x.shape[1])

@@ -2,6 +2,7 @@
 
 from nearfar.data._benchmarks import KS
 from nearfar.evaluation._bootstrap import Interval
+from nearfar.evaluation._calibration import Calibration
 from nearfar.evaluation._disk_build import build_index
 from nearfar.evaluation._disk_index import DiskIndex, open_index
 from nearfar.evaluation._embed import embed
@@ -13,11 +14,13 @@ from nearfar.evaluation._judged import RetrievalEvaluation, evaluate_retrieval
 from nearfar.evaluation._judgements import Collection, read_beir
 from nearfar.evaluation._k_means import Clusters, k_means
 from nearfar.evaluation._neighbors import neighbors
+from nearfar.evaluation._thresholds import calibrate, evaluate_pairs
 from nearfar.evaluation._vectors import Vectors
 from nearfar.evaluation._verification import Verification, verification
 
 __all__ = [
     "KS",
+    "Calibration",
     "ClassRow",
     "Clusters",
     "Collection",
@@ -33,9 +36,11 @@ __all__ = [
     "Vectors",
     "Verification",
     "build_index",
+    "calibrate",
     "compare",
     "embed",
     "evaluate",
+    "evaluate_pairs",
     "evaluate_retrieval",
     "export_onnx",
     "k_means",

@@ -5,8 +5,6 @@ therefore resampled; intervals over queries would be too narrow. Per-query resul
 only weights them differently.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,8 +13,7 @@ import numpy as np
 from nearfar._utils.checks import check_choice
 
 Unit = Literal["class", "query"]
-DRAWS = 2**20
-"""Units drawn at once, which bounds the memory by about 25 MB."""
+DRAWS = 2**20  # units drawn at once, which bounds the memory by about 25 MB
 
 
 @dataclass(frozen=True)
@@ -40,24 +37,26 @@ class Interval:
 
 
 def resampled_means(
-    values: np.ndarray, groups: np.ndarray, *, unit: Unit = "class", resamples: int = 2000, seed: int = 0
+    values: np.ndarray,
+    groups: np.ndarray,
+    *,
+    unit: Unit = "class",
+    resamples: int = 2000,
+    seed: int = 0,
+    counts: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Means of each column of values [n, c] over units resampled with replacement: [resamples, c].
+    """Means of columns of per-query results [n, c] over resampled classes `groups` [n], or queries: [resamples, c].
 
-    Args:
-        values: [n, c] per-query results.
-        groups: [n] the class of each query.
-        unit: resample whole classes, or single queries.
-        resamples: number of resamples.
-        seed: seed of the resampling.
+    `counts` [n] are the weights of the rows in the means; 1 by default.
     """
     check_choice("bootstrap", "unit", unit, ("class", "query"))
     _, place = np.unique(groups, return_inverse=True)
     if unit == "query":
         place = np.arange(len(values))
     units = int(place.max()) + 1
-    counts = np.bincount(place, minlength=units).astype(float)
-    sums = np.stack([np.bincount(place, weights=column, minlength=units) for column in values.T], axis=1)
+    weights = np.ones(len(values)) if counts is None else counts
+    totals = np.bincount(place, weights, minlength=units)
+    sums = np.stack([np.bincount(place, column * weights, minlength=units) for column in values.T], axis=1)
     rng = np.random.default_rng(seed)
     means = np.empty((resamples, values.shape[1]))
     step = max(1, DRAWS // units)
@@ -65,7 +64,7 @@ def resampled_means(
         draws = min(step, resamples - start)
         drawn = rng.integers(units, size=(draws, units)) + units * np.arange(draws)[:, None]
         times = np.bincount(drawn.ravel(), minlength=draws * units).reshape(draws, units).astype(float)
-        means[start : start + draws] = (times @ sums) / (times @ counts)[:, None]
+        means[start : start + draws] = (times @ sums) / (times @ totals)[:, None]
     return means
 
 
@@ -77,31 +76,32 @@ def intervals(
     level: float = 0.95,
     resamples: int = 2000,
     seed: int = 0,
+    counts: np.ndarray | None = None,
 ) -> list[Interval]:
     """One confidence interval per column of values [n, c]: percentiles of the resampled means.
 
     Drawing n of n units shrinks the variance by (n-1)/n, and a normal tail is too thin for few units; so expanded
     percentiles are used, which correspond to a t interval (Hesterberg 2015). For a single unit, whose variance is
-    unknown, the interval and the error are NaN.
+    unknown, the interval and the error are NaN. With `counts`, the weights of the rows, units are counted by Kish's
+    effective number, (Σ w)² / Σ w².
     """
     if not 0 < level < 1:
         raise ValueError(f"bootstrap: level must lie between 0 and 1, but came as {level!r}.")
     check_choice("bootstrap", "unit", unit, ("class", "query"))
-    units = len(values) if unit == "query" else len(np.unique(groups))
+    units: float = len(values) if unit == "query" else len(np.unique(groups))
+    estimates = np.average(values, axis=0, weights=counts)
     if units < 2:
-        return [Interval(float(v), np.nan, np.nan, np.nan) for v in values.mean(axis=0)]
-    means = resampled_means(values, groups, unit=unit, resamples=resamples, seed=seed)
-    tail = _tail((1 - level) / 2, units)
+        return [Interval(float(v), np.nan, np.nan, np.nan) for v in estimates]
+    means = resampled_means(values, groups, unit=unit, resamples=resamples, seed=seed, counts=counts)
+    from scipy.special import ndtr, stdtrit
+
+    if counts is not None:
+        held = np.bincount(np.unique(groups, return_inverse=True)[1], counts) if unit == "class" else counts
+        units = max(1.1, float(held.sum() ** 2 / (held**2).sum()))
+    # the percentile to read lies farther out for few units, whose bootstrap is too narrow
+    tail = float(ndtr(np.sqrt(units / (units - 1)) * stdtrit(units - 1, (1 - level) / 2)))
     low, high = np.quantile(means, [tail, 1 - tail], axis=0)
     error = means.std(axis=0, ddof=1) * np.sqrt(units / (units - 1))
     return [
-        Interval(float(v), float(a), float(b), float(e))
-        for v, a, b, e in zip(values.mean(axis=0), low, high, error, strict=True)
+        Interval(float(v), float(a), float(b), float(e)) for v, a, b, e in zip(estimates, low, high, error, strict=True)
     ]
-
-
-def _tail(tail: float, units: int) -> float:
-    """The percentile to read for a tail probability: farther out for few units, whose bootstrap is too narrow."""
-    from scipy.special import ndtr, stdtrit
-
-    return float(ndtr(np.sqrt(units / (units - 1)) * stdtrit(units - 1, tail)))

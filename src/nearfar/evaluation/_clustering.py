@@ -4,8 +4,6 @@ k is the number of classes. The scores depend on how k-means is initialized: k-m
 times, and the run of least inertia is scored. The range over the restarts is reported too; it is not a sampling error.
 """
 
-from __future__ import annotations
-
 import statistics
 from dataclasses import dataclass
 from typing import Any

@@ -5,8 +5,6 @@ digests of its rows, of the trained state and of its own bytes; the joined lists
 network; finally `about.json`. A second run keeps what still fits, makes the rest, and ends with the same bytes.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable
@@ -22,41 +20,19 @@ from nearfar._utils.checks import check_seed, check_whole
 from nearfar._utils.files import atomic_write, remove_files
 from nearfar._utils.lock import alone
 from nearfar._utils.progress import Progress
-from nearfar.evaluation._disk_files import (
-    ABOUT,
-    Names,
-    digest_of_file,
-    digest_of_rows,
-    read_record,
-    write_npy,
-    write_record,
-)
-from nearfar.evaluation._disk_index import DISK_KINDS, ENDS, LABELS, NAMES, ROWS, THUMBNAILS, DiskIndex, files_of
+from nearfar.evaluation import _disk_files as disk
+from nearfar.evaluation import _faiss as approximate
+from nearfar.evaluation._calibration import Calibration
+from nearfar.evaluation._disk_index import DISK_KINDS, ENDS, LABELS, NAMES, ROWS, THUMBNAILS, DiskIndex
 from nearfar.evaluation._exact_search import Neighbors
-from nearfar.evaluation._faiss import (
-    INDEX,
-    REMEDY,
-    Kind,
-    Plan,
-    build_part,
-    check_settings,
-    default_cells,
-    default_code_bytes,
-    faiss,
-    graphs,
-    join,
-    merge,
-    prepare,
-    train,
-)
+from nearfar.evaluation._faiss import INDEX, Kind, Plan
 from nearfar.evaluation._neighbors import neighbors
 from nearfar.evaluation._ranking_keys import Metric
 from nearfar.evaluation._vectors import Vectors
 
 PLAN, PARTS, LOCK = "plan.json", "parts", ".lock"
 K = 10
-QUERIES = 500
-"""Recall@K is measured with at most this many rows of the index as queries."""
+QUERIES = 500  # recall@K is measured with at most this many rows of the index as queries
 CHUNK = {"exact": 1 << 17, "ivf": 1 << 17, "ivfpq": 1 << 17, "hnsw": 1 << 19}
 """Rows per chunk; graphs are searched one by one, so they are larger."""
 
@@ -77,11 +53,13 @@ def build_index(
     seed: int = 0,
     network: Path | None = None,
     preprocessing: dict[str, Any] | None = None,
+    calibration: Calibration | None = None,
     progress: bool = False,
 ) -> DiskIndex:
     """Build an index in a folder, in the memory of one chunk and a sample, from vectors that need not fit into memory.
 
-    After an interruption, the same call continues. On a finished index it changes nothing.
+    After an interruption, the same call continues. On a finished index it changes the calibration
+    alone, if one is passed.
 
     Args:
         folder: a new or empty folder, or that of an interrupted build.
@@ -100,6 +78,7 @@ def build_index(
         seed: seed of the training sample, of the rows on which recall is measured, and of faiss's k-means.
         network: a .safetensors or .onnx file of the network that made the vectors, copied into the index.
         preprocessing: how pictures enter that network, in plain values.
+        calibration: how near a neighbor must be (`nearfar.calibrate`).
         progress: show a progress bar.
 
     >>> import tempfile
@@ -114,20 +93,25 @@ def build_index(
     check_whole("build_index", "threads", threads)
     if not 0 < recall <= 1:
         raise ValueError(f"build_index: recall must lie in (0, 1], but came as {recall!r}.")
+    mark = None if found is None else found.fingerprint
+    if calibration is not None:
+        calibration.check_index(similarity, mark)
     about = {
-        "fingerprint": None if found is None else found.fingerprint,
+        "fingerprint": mark,
         "classes": None if found is None or found.classes is None else list(found.classes),
         "preprocessing": preprocessing,
     }
     build = _Build(Path(folder), plan, x, about, threads)
     with Progress(f"indexing {plan.rows:,} vectors", plan.rows, shown=progress) as bar:
-        if build.begin(_extras(found, network), recall):
-            return DiskIndex(folder)
-        busy = f"Index: another process is building {folder}; wait for it to end."
-        with alone(build.folder / LOCK, lambda: ValueError(busy)):
-            build.parts(bar)
-            build.extras(found, network)
-            build.finish(recall)
+        if not build.begin(_extras(found, network), recall):
+            busy = f"Index: another process is building {folder}; wait for it to end."
+            with alone(build.folder / LOCK, lambda: ValueError(busy)):
+                build.parts(bar)
+                build.extras(found, network)
+                build.finish(recall)
+    if calibration is not None:
+        record = disk.read_record(build.folder / disk.ABOUT) or {}
+        disk.write_record(build.folder / disk.ABOUT, record | {"calibration": calibration.to_dict()})
     return DiskIndex(folder)
 
 
@@ -143,7 +127,7 @@ def _make_plan(
     seed: int,
 ) -> Plan:
     """Check the settings, and fill in those that depend on the vectors."""
-    check_settings("build_index", kind, similarity, DISK_KINDS)
+    approximate.check_settings("build_index", kind, similarity, DISK_KINDS)
     check_seed("build_index", seed)
     if getattr(x, "ndim", 0) != 2 or not len(x):
         raise ValueError(f"build_index: vectors must be [m, d] with a row or more, not {list(np.shape(x))}.")
@@ -153,14 +137,14 @@ def _make_plan(
     for name, value in (("cells", cells), ("code_bytes", code_bytes), ("links", links), ("chunk", chunk)):
         if value is not None:
             check_whole("build_index", name, value)
-    code_bytes = code_bytes or default_code_bytes(width)
+    code_bytes = code_bytes or approximate.default_code_bytes(width)
     if width % code_bytes:
         raise ValueError(f"build_index: code_bytes must divide the width {width}, but came as {code_bytes}.")
     if isinstance(rerank, bool) or not isinstance(rerank, int) or rerank < 0:
         raise ValueError(f"build_index: rerank must be a whole number from 0 on, but came as {rerank!r}.")
     if kind != "exact":
-        faiss(REMEDY)
-    cells = max(1, min(rows, cells or default_cells(rows)))
+        approximate.faiss(approximate.REMEDY)
+    cells = max(1, min(rows, cells or approximate.default_cells(rows)))
     return Plan(
         kind=kind,
         similarity=similarity,
@@ -187,9 +171,9 @@ class _Build:
         """Return True if the folder holds the finished index; else write the plan. Other contents are refused."""
         self.about |= {"plan": asdict(self.plan), "extras": extras, "target": recall}
         folder, plan = self.folder, self.folder / PLAN
-        finished = read_record(folder / ABOUT)
+        finished = disk.read_record(folder / disk.ABOUT)
         if finished is not None:
-            self.digests = [digest_of_rows(self.chunk(rows)) for rows in self.plan.chunks]
+            self.digests = [disk.digest_of_rows(self.chunk(rows)) for rows in self.plan.chunks]
             if {**finished, **self.about} != finished or finished["digests"] != self.digests:
                 raise ValueError(
                     f"Index: the folder {folder} holds an index of other vectors or settings; "
@@ -197,7 +181,7 @@ class _Build:
                 )
             self.clear()
             return True
-        before = read_record(plan)
+        before = disk.read_record(plan)
         started = folder.is_dir() and all(path.name.startswith(f".{PLAN}.") for path in folder.iterdir())
         if before is None and os.path.lexists(folder) and not started:
             raise FileExistsError(f"Index: {folder} exists and is not an empty folder; name another one for the index.")
@@ -206,7 +190,7 @@ class _Build:
                 f"Index: the folder {folder} holds an unfinished index of other vectors or settings; go on with those, "
                 "name another folder, or delete this one."
             )
-        write_record(plan, self.about)  # first: a folder with anything else in it and no plan is refused
+        disk.write_record(plan, self.about)  # first: a folder with anything else in it and no plan is refused
         (folder / PARTS).mkdir(exist_ok=True)
         return False
 
@@ -223,7 +207,7 @@ class _Build:
 
     def prepared_rows(self, rows: slice) -> np.ndarray:
         """Rows of the source in the form in which they are compared."""
-        return prepare(torch.from_numpy(self.chunk(rows)), self.plan.similarity).numpy()
+        return approximate.prepare(torch.from_numpy(self.chunk(rows)), self.plan.similarity).numpy()
 
     def parts(self, bar: Progress) -> None:
         """Train, write the parts that are missing, and join them."""
@@ -231,38 +215,38 @@ class _Build:
         trained = self._train() if plan.trained else ""
         stored = self._open_rows() if self.rows_kept else None
         files = [parts / f"part-{number:05d}.faiss" for number in range(len(plan.chunks))]
-        files = graphs(plan, self.folder) if plan.kind == "hnsw" else files
+        files = approximate.graphs(plan, self.folder) if plan.kind == "hnsw" else files
         made = False
         for number, (rows, path) in enumerate(zip(plan.chunks, files, strict=True)):
             x = self.chunk(rows)
-            self.digests.append(digest_of_rows(x))
+            self.digests.append(disk.digest_of_rows(x))
             note = parts / f"part-{number:05d}.json"
             key = {"rows": self.digests[-1], "trained": trained}
             copy = None if stored is None else stored[rows]
             if not self._is_done(note, key, path, copy):
                 made = True
                 (self.folder / INDEX).unlink(missing_ok=True)  # it was joined from former parts
-                compared = prepare(torch.from_numpy(x), plan.similarity).numpy()
+                compared = approximate.prepare(torch.from_numpy(x), plan.similarity).numpy()
                 if stored is not None:
                     stored[rows] = compared
                     stored.flush()
                 if plan.kind != "exact":
-                    build_part(plan, parts / INDEX, compared, rows.start, path, self.threads)
+                    approximate.build_part(plan, parts / INDEX, compared, rows.start, path, self.threads)
                 self._note(note, key, path, copy)
             bar.advance(len(x))
         if plan.trained and (made or not (self.folder / INDEX).is_file()):
-            join(self.folder, parts / INDEX, files)
+            approximate.join(self.folder, parts / INDEX, files)
 
     def _train(self) -> str:
         """Train on a sample, unless that is already done, and return the digest of the result."""
         plan, path = self.plan, self.folder / PARTS / INDEX
         chosen = np.sort(np.random.default_rng(plan.seed).permutation(plan.rows)[: plan.sample])
         sample = np.concatenate([self.prepared_rows(rows)[_within(chosen, rows)] for rows in plan.chunks])
-        note, key = path.with_suffix(".json"), {"rows": digest_of_rows(sample), "trained": ""}
+        note, key = path.with_suffix(".json"), {"rows": disk.digest_of_rows(sample), "trained": ""}
         if not self._is_done(note, key, path, None):
-            train(plan, sample, path)
+            approximate.train(plan, sample, path)
             self._note(note, key, path, None)
-        return digest_of_file(path)
+        return disk.digest_of_file(path)
 
     def _open_rows(self) -> np.memmap:
         """Open the file of the rows themselves; each chunk of it has a digest in the note of its part."""
@@ -275,35 +259,36 @@ class _Build:
         return found
 
     def _is_done(self, note: Path, key: dict[str, str], path: Path, stored: np.ndarray | None) -> bool:
-        noted = read_record(note)
+        noted = disk.read_record(note)
         if noted is None or {**noted, **key} != noted:
             return False
-        whole = self.plan.kind == "exact" or (path.is_file() and digest_of_file(path) == noted["file"])
-        return whole and (stored is None or digest_of_rows(stored) == noted["stored"])
+        whole = self.plan.kind == "exact" or (path.is_file() and disk.digest_of_file(path) == noted["file"])
+        return whole and (stored is None or disk.digest_of_rows(stored) == noted["stored"])
 
     def _note(self, note: Path, key: dict[str, str], path: Path, stored: np.ndarray | None) -> None:
-        file = "" if self.plan.kind == "exact" else digest_of_file(path)
-        write_record(note, {**key, "file": file, "stored": "" if stored is None else digest_of_rows(stored)})
+        file = "" if self.plan.kind == "exact" else disk.digest_of_file(path)
+        disk.write_record(note, {**key, "file": file, "stored": "" if stored is None else disk.digest_of_rows(stored)})
 
     def extras(self, found: Vectors | None, network: Path | None) -> None:
         """Write names, classes, thumbnails and the network."""
         if found is not None and found.name is not None:
-            Names.write(self.folder / NAMES, self.folder / ENDS, found.name)
+            disk.Names.write(self.folder / NAMES, self.folder / ENDS, found.name)
         for file, value in ((LABELS, found and found.y), (THUMBNAILS, found and found.images)):
             if isinstance(value, Tensor):
-                write_npy(self.folder / file, value.numpy())
+                disk.write_npy(self.folder / file, value.numpy())
         if network is not None:
             with atomic_write(self.folder / f"network{network.suffix}") as temporary:
                 shutil.copyfile(network, temporary)
 
     def finish(self, target: float) -> None:
         """Measure the recall, choose the effort, and write the record, which completes the index."""
-        names = sorted(path.name for path in self.folder.iterdir() if path.is_file() and path.name != PLAN)
-        names = [name for name in names if not name.startswith(".")]  # the lock, and files of a killed write
-        record = {**self.about, "digests": self.digests, "files": files_of(self.folder, names)}
+        paths = sorted(path for path in self.folder.iterdir() if path.is_file() and path.name != PLAN)
+        paths = [path for path in paths if not path.name.startswith(".")]  # the lock, and files of a killed write
+        files = {path.name: {"bytes": path.stat().st_size, "digest": disk.digest_of_file(path)} for path in paths}
+        record = {**self.about, "digests": self.digests, "files": files}
         index = DiskIndex.from_record(self.folder, {**record, "effort": 1, "recall": {}})
         effort, measured = choose_effort(index, self.prepared_rows, target)
-        write_record(self.folder / ABOUT, {**record, "effort": effort, "recall": measured})
+        disk.write_record(self.folder / disk.ABOUT, {**record, "effort": effort, "recall": measured})
         self.clear()
 
     def clear(self) -> None:
@@ -314,7 +299,7 @@ class _Build:
 
 
 def _within(chosen: np.ndarray, rows: slice) -> np.ndarray:
-    """The chosen rows of a chunk, counted from its first."""
+    """The positions, within a chunk of rows, of the chosen rows that lie in it."""
     first, last = np.searchsorted(chosen, [rows.start, rows.stop])
     within: np.ndarray = chosen[first:last] - rows.start
     return within
@@ -322,25 +307,20 @@ def _within(chosen: np.ndarray, rows: slice) -> np.ndarray:
 
 def _extras(found: Vectors | None, network: Path | None) -> dict[str, str]:
     """Digests of everything in the index other than the vectors."""
-    extras = {} if network is None else {f"network{network.suffix}": digest_of_file(network)}
+    extras = {} if network is None else {f"network{network.suffix}": disk.digest_of_file(network)}
     if found is not None and found.name is not None:
-        extras[NAMES] = digest_of_rows(np.frombuffer("\0".join(found.name).encode("utf-8", "replace"), dtype=np.uint8))
+        names = "\0".join(found.name).encode("utf-8", "replace")
+        extras[NAMES] = disk.digest_of_rows(np.frombuffer(names, dtype=np.uint8))
     for name, value in ((LABELS, found and found.y), (THUMBNAILS, found and found.images)):
         if isinstance(value, Tensor):
-            extras[name] = digest_of_rows(value.numpy())
+            extras[name] = disk.digest_of_rows(value.numpy())
     return extras
 
 
 def choose_effort(index: DiskIndex, rows: Callable[[slice], np.ndarray], target: float) -> tuple[int, dict[str, Any]]:
-    """Choose the smallest effort that reaches a recall.
+    """Choose the smallest effort that reaches a recall; `rows` maps a chunk to its rows, in the form that is compared.
 
-    Args:
-        index: the index to measure.
-        rows: maps a chunk to its rows, in the form in which they are compared.
-        target: the wanted recall.
-
-    Returns:
-        The effort, and the measurements: k, queries, recall, and [effort, recall] for each effort tried.
+    Returns the effort, and the measurements: k, queries, recall, and [effort, recall] for each effort tried.
     """
     plan = index.plan
     k = min(K, plan.rows - 1)
@@ -368,7 +348,7 @@ def _exact(
     for part in plan.chunks:
         x = torch.from_numpy(rows(part))
         near = neighbors(queries, x, k=min(k + 1, len(x)), similarity="dot" if plan.inner else "euclidean")
-        found = [merge([*found, Neighbors(near.scores, near.places + part.start)], k + 1)]
+        found = [approximate.merge([*found, Neighbors(near.scores, near.places + part.start)], k + 1)]
     return queries, [set(row[:k]) for row in _without_itself(found[0].places, chosen)]
 
 

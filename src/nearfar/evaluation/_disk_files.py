@@ -1,7 +1,5 @@
 """The files of an index in a folder: digests, memory-mapped names, and the record `about.json`."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -15,10 +13,8 @@ import numpy as np
 
 from nearfar._utils.files import atomic_write, read_text, write_text
 
-ABOUT = "about.json"
-"""The record; it is written last, and an index without it is unfinished."""
-DIGEST = 32
-"""Bytes of a digest."""
+ABOUT = "about.json"  # the record; it is written last, and an index without it is unfinished
+DIGEST = 32  # bytes of a digest
 
 
 def digest_of_file(path: Path) -> str:
@@ -57,12 +53,7 @@ def write_npy(path: Path, array: np.ndarray) -> None:
 
 
 class Names:
-    """Names of rows in two memory-mapped files: the text of all names in UTF-8, and where each name ends.
-
-    Args:
-        text: the file of the text.
-        ends: the .npy file of the ends, int64 [n].
-    """
+    """Names of rows in two memory-mapped files: the text of all in UTF-8, and where each ends, an .npy of int64 [n]."""
 
     def __init__(self, text: Path, ends: Path) -> None:
         self._ends = np.load(ends, mmap_mode="r", allow_pickle=False)

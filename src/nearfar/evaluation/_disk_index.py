@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nearfar.evaluation._calibration import Calibration
 from nearfar.evaluation._disk_files import ABOUT, Names, digest_of_file, read_record
 from nearfar.evaluation._exact_search import TILE, Neighbors, strips
 from nearfar.evaluation._faiss import Kind, Plan, check_settings, open_parts, prepare
@@ -74,6 +74,8 @@ class DiskIndex(SearchIndex):
         fingerprint, classes = record["fingerprint"], record["classes"]
         self.fingerprint = None if fingerprint is None else check_fingerprint("Index", str(fingerprint))
         self.preprocessing, self.recall, self.effort = record["preprocessing"], record["recall"], int(record["effort"])
+        if record.get("calibration") is not None:
+            self.calibration = Calibration.from_dict(record["calibration"])
         self.classes = None if classes is None else tuple(map(str, classes))
         self.network = next((self.folder / name for name in NETWORKS if name in files), None)
         self.name = Names(self.folder / NAMES, self.folder / ENDS) if NAMES in files else None
@@ -123,8 +125,3 @@ def _check_files(folder: Path, files: dict[str, dict[str, Any]], verify: bool) -
             raise ValueError(f"{name} has {size:,} bytes, but {noted['bytes']:,} were written")
         if (verify or size <= SMALL) and digest_of_file(path) != noted["digest"]:
             raise ValueError(f"{name} has changed since it was written")
-
-
-def files_of(folder: Path, names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Sizes and digests of files, as `about.json` keeps them."""
-    return {name: {"bytes": (folder / name).stat().st_size, "digest": digest_of_file(folder / name)} for name in names}

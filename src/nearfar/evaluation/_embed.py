@@ -1,7 +1,5 @@
 """`embed`: run a model over a data set in batches; an interrupted run can be resumed."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import time
@@ -21,8 +19,7 @@ from nearfar.evaluation._fingerprint import of_weights
 from nearfar.evaluation._vectors import Vectors
 from nearfar.evaluation.parallel import share
 
-CHUNK = 16
-"""Batches per file of a resumable run."""
+CHUNK = 16  # batches per file of a resumable run
 Part = dict[str, np.ndarray]
 
 
@@ -254,11 +251,7 @@ def mark_done(folder: Path, rank: int, world: int, launch: str) -> None:
 def wait_for_others(folder: Path, world: int, launch: str, seconds: float = 0.2) -> None:
     """Wait for the files of `mark_done` of all ranks but the first, without a time limit.
 
-    Args:
-        folder: folder of the chunks.
-        world: number of ranks.
-        launch: identifies this launch of the ranks; files of earlier launches do not count.
-        seconds: time between two looks.
+    Only files of this `launch` count; looks are `seconds` apart.
     """
     for rank in range(1, world):
         while True:

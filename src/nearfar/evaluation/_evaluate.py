@@ -1,7 +1,5 @@
 """`evaluate`: retrieval and clustering scores with confidence intervals; `compare`: is one space better?"""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -189,9 +187,7 @@ def evaluate(
     )
     keep = ~found.lone
     if not bool(keep.any()):
-        raise ValueError(
-            "evaluate: no query has a right answer (no other sample is a positive), so nothing can be scored."
-        )
+        raise ValueError("evaluate: no query has a right answer (no other sample is a positive), so nothing is scored.")
     names, values = _columns(found, ks, keep)
     groups = found.labels[keep].cpu().numpy()
     means = dict(zip(names, values.mean(axis=0).tolist(), strict=True))
@@ -206,10 +202,7 @@ def evaluate(
         bounds |= {f"{name} over starts": spread for name, spread in clusters.spread.items()}
     return Evaluation(
         recall={k: means[f"recall@{k}"] for k in ks},
-        precision_at_1=means["precision_at_1"],
-        r_precision=means["r_precision"],
-        map_at_r=means["map_at_r"],
-        mrr=means["mrr"],
+        **{name: means[name] for name in ("precision_at_1", "r_precision", "map_at_r", "mrr")},
         nmi=clusters.nmi if clusters else None,
         ami=clusters.ami if clusters else None,
         f1=clusters.f1 if clusters else None,
@@ -322,9 +315,7 @@ def compare(
     a, b = _evaluate_both(a, b)
     unit = _choose_unit("compare", unit, not a.classes)
     if not a._matches(b):
-        raise ValueError(
-            "compare: the two evaluations are not of the same queries in the same order; evaluate both on one set."
-        )
+        raise ValueError("compare: a and b are not of the same queries in the same order; evaluate both on one set.")
     score = a.usual if score is None else score
     before, after = a._column(score), b._column(score)
     if before is None or after is None:

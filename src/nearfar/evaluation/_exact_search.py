@@ -9,8 +9,6 @@ If queries are the references, each pair of strips i < j is multiplied once: on 
 the owner of i. So each rank does half of the work of each visit.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -26,10 +24,8 @@ from nearfar.evaluation.parallel import SharedSpace, current_group, pace, share
 
 Lists = tuple[Tensor, Tensor]
 Strip = tuple[slice, Tensor, Tensor]
-TILE = 2**22
-"""Entries of one tile of keys: 16 MB in float32."""
-LISTS = 2**22
-"""Largest number of list entries for which a search among the queries multiplies each pair of rows once."""
+TILE = 2**22  # entries of one tile of keys: 16 MB in float32
+LISTS = 2**22  # largest number of list entries for which a search among the queries multiplies each pair of rows once
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,23 +68,14 @@ def strips(
 
 @dataclass(frozen=True)
 class _Grid:
-    """How a search is cut into tiles, in one process and in many.
+    """How a search is cut into tiles, in one process and in many."""
 
-    Attributes:
-        rows: number of queries.
-        columns: number of references.
-        tall: queries per strip.
-        wide: references per tile.
-        itself: the queries are the references.
-        once: each pair of strips is multiplied once; then `tall` and `wide` are equal.
-    """
-
-    rows: int
-    columns: int
-    tall: int
-    wide: int
-    itself: bool
-    once: bool
+    rows: int  # number of queries
+    columns: int  # number of references
+    tall: int  # queries per strip
+    wide: int  # references per tile
+    itself: bool  # the queries are the references
+    once: bool  # each pair of strips is multiplied once; then `tall` and `wide` are equal
 
     def strip(self, number: int) -> slice:
         return slice(number * self.tall, min((number + 1) * self.tall, self.rows))
@@ -145,13 +132,7 @@ class _Sweep:
     """
 
     def __init__(
-        self,
-        group: ProcessGroup,
-        queries: Tensor,
-        references: Tensor | None,
-        grid: _Grid,
-        k: int,
-        similarity: Metric,
+        self, group: ProcessGroup, queries: Tensor, references: Tensor | None, grid: _Grid, k: int, similarity: Metric
     ) -> None:
         self.group, self.grid, self.k = group, grid, k
         self.whole = group.world == 1 or (not grid.once and grid.tiles < group.world)
@@ -178,10 +159,11 @@ class _Sweep:
     def by_references(self, watch: Watch | None) -> Iterator[Strip]:
         """Send strips around, and compare each with every rank's references."""
         grid, own = self.grid, TopK(len(self.y) if self.grid.once else 0, self.k, self.y.side)
-        waiting: list[tuple[slice, Lists]] = []
+        waiting, work = list[tuple[slice, Lists]](), grid.tall * grid.wide * self.y.x.shape[1]
         for number in range(grid.strips):
             strip, owner = self._send(number)
-            best = self._compare(number, strip, self._paced_tiles(), own)
+            tiles = pace(self.tiles, -(-grid.tiles // self.group.world), work, self._beat)  # in case a strip takes long
+            best = self._compare(number, strip, tiles, own)
             best.places += self.left
             found = [self.group.collect(owner, side) for side in (best.keys, best.places)]
             if found[0] is not None and found[1] is not None:
@@ -233,11 +215,6 @@ class _Sweep:
         met = (tile - self.tiles.start) // 2 * self.grid.wide
         best.update(slice(0, len(strip)), visiting, here.start, seen=met)
         own.update(here, standing, number * self.grid.tall, seen=max(0, number - 1) // 2 * self.grid.tall)
-
-    def _paced_tiles(self) -> Iterator[int]:
-        """Yield this rank's tiles, exchanging messages in between if a strip takes long."""
-        work = self.grid.tall * self.grid.wide * self.y.x.shape[1]
-        return pace(self.tiles, -(-self.grid.tiles // self.group.world), work, self._beat)
 
     def _beat(self) -> None:
         self.group.beat(self.y.x.device)

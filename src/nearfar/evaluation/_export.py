@@ -1,7 +1,5 @@
 """Export a model to ONNX, and check that onnxruntime gives the same vectors as torch."""
 
-from __future__ import annotations
-
 import io
 import json
 import logging
@@ -23,8 +21,7 @@ from nearfar._utils.files import atomic_write
 from nearfar.evaluation._embed import evaluation_mode
 from nearfar.evaluation._fingerprint import of_weights
 
-TOLERANCE = 1e-4
-"""Largest difference allowed, as a share of the largest entry of the vectors."""
+TOLERANCE = 1e-4  # largest difference allowed, as a share of the largest entry of the vectors
 TRANSFORM, FINGERPRINT = "nearfar.transform", "nearfar.fingerprint"
 """Keys of the metadata: the preprocessing, and the fingerprint of the network."""
 
@@ -102,10 +99,7 @@ def _with_preprocessing(model: nn.Module, example: Tensor, transform: Any) -> tu
         return model, example, {FINGERPRINT: of_weights(model)}
     from nearfar.evaluation._preprocessing import Graph, beside_graph, describe, fingerprint_of
 
-    about = {
-        TRANSFORM: json.dumps(beside_graph(describe(transform))),
-        FINGERPRINT: fingerprint_of(model, transform),
-    }
+    about = {TRANSFORM: json.dumps(beside_graph(describe(transform))), FINGERPRINT: fingerprint_of(model, transform)}
     graph = Graph(model, transform)
     return graph, graph.example(example), about
 

@@ -7,8 +7,6 @@ ivfpq    the same, each row coded in a few bytes by a product quantizer.
 hnsw     graphs of `chunk` rows each; on disk, mapped files that are searched one after the other.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -33,10 +31,8 @@ Kind = Literal["exact", "ivf", "ivfpq", "hnsw"]
 CLASSES = {"ivf": "IndexIVFFlat", "ivfpq": "IndexIVFPQ", "hnsw": "IndexHNSWFlat"}
 INDEX, LISTS = "index.faiss", "lists.ivfdata"
 REMEDY = 'choose kind="exact"'
-PER_CELL = 64
-"""Training rows per cell: a quarter of faiss's default, trained four times faster and as good to search."""
-FEWEST = 20_000
-"""Training rows of a product quantizer, if the data has that many."""
+PER_CELL = 64  # training rows per cell: a quarter of faiss's default, trained four times faster and as good to search
+FEWEST = 20_000  # training rows of a product quantizer, if the data has that many
 
 
 def faiss(remedy: str = 'leave backend="torch"') -> Any:
@@ -99,9 +95,7 @@ def check_settings(owner: str, kind: str, similarity: str, kinds: Sequence[Kind]
     check_choice(owner, "similarity", similarity, METRICS)
     check_choice(owner, "kind", kind, kinds)
     if kind == "hnsw" and similarity == "dot":
-        raise ValueError(
-            f"{owner}: kind='hnsw' needs similarity='cosine' or 'euclidean', since its graph compares distances."
-        )
+        raise ValueError(f"{owner}: kind='hnsw' needs similarity='cosine' or 'euclidean': it compares distances.")
 
 
 def default_cells(rows: int) -> int:

@@ -4,8 +4,6 @@ A fingerprint is "weights/preprocessing", or "weights" alone if the network was 
 must not be compared in one search; unknown fingerprints are accepted.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re
@@ -14,8 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-DIGITS = 32
-"""Hexadecimal digits of each part of a fingerprint."""
+DIGITS = 32  # hexadecimal digits of each part of a fingerprint
 
 
 def of_weights(model: nn.Module) -> str:

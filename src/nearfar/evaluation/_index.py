@@ -20,29 +20,18 @@ from torch import Tensor
 
 from nearfar._utils.files import check_seal, read_arrays, write_arrays
 from nearfar._utils.tensors import check_embeddings
+from nearfar.evaluation import _faiss as approximate
+from nearfar.evaluation._calibration import Calibration
 from nearfar.evaluation._disk_files import Names
 from nearfar.evaluation._exact_search import Neighbors
-from nearfar.evaluation._faiss import (
-    REMEDY,
-    Kind,
-    Plan,
-    check_settings,
-    default_cells,
-    faiss,
-    load_part,
-    new_index,
-    prepare,
-    rank_again,
-    search_parts,
-)
+from nearfar.evaluation._faiss import REMEDY, Kind, Plan
 from nearfar.evaluation._fingerprint import check_same_network
 from nearfar.evaluation._neighbors import neighbors
 from nearfar.evaluation._ranking_keys import Metric
 from nearfar.evaluation._vectors import Vectors
 
 KINDS: tuple[Kind, ...] = ("exact", "ivf", "hnsw")
-SEED = 1234
-"""Seed of faiss's k-means for an index in memory, faiss's default."""
+SEED = 1234  # seed of faiss's k-means for an index in memory, faiss's default
 
 
 class SearchIndex(ABC):
@@ -57,6 +46,7 @@ class SearchIndex(ABC):
         thumbnails: a small picture of each row, or None.
         preprocessing: how pictures enter the network, in plain values, or None.
         network: the file of the network, or None if the index holds none.
+        calibration: how near a neighbor must be, or None.
     """
 
     plan: Plan
@@ -67,6 +57,7 @@ class SearchIndex(ABC):
     thumbnails: Any
     preprocessing: dict[str, Any] | None = None
     network: Path | None = None
+    calibration: Calibration | None = None
     _class_names: dict[int, str]
     _parts: Sequence[Any] = ()
     _rows: np.ndarray | None = None
@@ -111,11 +102,11 @@ class SearchIndex(ABC):
             raise ValueError(f"Index: k must lie in 1..{len(self)}, the number of vectors, but came as {k!r}.")
         if self.kind == "exact":
             return self._search_exact(x, k)
-        x = prepare(x, self.similarity)
+        x = approximate.prepare(x, self.similarity)
         many = min(len(self), k * max(1, self.plan.rerank))
-        found = search_parts(self.plan, self._parts, x.numpy(), many, effort or self.effort)
+        found = approximate.search_parts(self.plan, self._parts, x.numpy(), many, effort or self.effort)
         if self._rows is not None:
-            found = rank_again(self.plan, self._rows, x, found, k)
+            found = approximate.rank_again(self.plan, self._rows, x, found, k)
         # rounding may take a cosine beyond 1
         return Neighbors(found.scores.clamp_max(1), found.places) if self.similarity == "cosine" else found
 
@@ -130,6 +121,10 @@ class SearchIndex(ABC):
             ["-" if place < 0 else str(place) if name is None else name[place] for place in row]
             for row in found.places.tolist()
         ]
+
+    def knows(self, score: float) -> bool | None:
+        """Whether a nearest neighbor with this score is above the calibrated threshold; None without a calibration."""
+        return None if self.calibration is None else score > self.calibration.usable
 
     def label(self, row: int) -> str | None:
         """The name or number of a row's class; None if the vectors have none."""
@@ -150,6 +145,7 @@ class Index(SearchIndex):
         probes: cells of ivf that are searched per query; None for a sixteenth of them.
         links: links per row of hnsw.
         effort: candidates of hnsw per query.
+        calibration: how near a neighbor must be (`nearfar.calibrate`); see `knows`.
 
     >>> index = Index(Vectors([[1.0, 0.0], [0.0, 1.0]], name=["east", "north"]))
     >>> index.names(index.search(Vectors([[0.2, 0.9]]), k=1))
@@ -166,16 +162,20 @@ class Index(SearchIndex):
         probes: int | None = None,
         links: int = 32,
         effort: int = 64,
+        calibration: Calibration | None = None,
     ) -> None:
-        check_settings("Index", kind, similarity, KINDS)
+        approximate.check_settings("Index", kind, similarity, KINDS)
         vectors = vectors if isinstance(vectors, Vectors) else Vectors(vectors)
         if not len(vectors):
             raise ValueError("Index: vectors must hold at least one row, but none came.")
-        cells = max(1, min(len(vectors), cells or default_cells(len(vectors))))
+        cells = max(1, min(len(vectors), cells or approximate.default_cells(len(vectors))))
         self._hold(vectors, similarity, kind, cells=cells, links=links, seed=SEED)
+        if calibration is not None:
+            calibration.check_index(similarity, vectors.fingerprint)
+            self.calibration = calibration
         if kind == "exact":
             return
-        built, x = new_index(self.plan), prepare(vectors.x, similarity).numpy()
+        built, x = approximate.new_index(self.plan), approximate.prepare(vectors.x, similarity).numpy()
         if kind == "ivf":
             built.train(x)
             built.nprobe = self.effort = max(1, min(cells, probes or math.ceil(cells / 16)))
@@ -203,10 +203,12 @@ class Index(SearchIndex):
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the index to one file, completely or not at all, and return its path."""
-        about = json.dumps({"similarity": self.similarity, "kind": self.kind})
-        arrays = {"about": np.array(about), **replace(self.vectors, images=None).to_arrays()}
+        about: dict[str, Any] = {"similarity": self.similarity, "kind": self.kind}
+        if self.calibration is not None:
+            about["calibration"] = self.calibration.to_dict()
+        arrays = {"about": np.array(json.dumps(about)), **replace(self.vectors, images=None).to_arrays()}
         for part in self._parts:
-            arrays["faiss"] = faiss().serialize_index(part)
+            arrays["faiss"] = approximate.faiss().serialize_index(part)
         write_arrays(Path(path), arrays)
         return Path(path)
 
@@ -220,10 +222,11 @@ class Index(SearchIndex):
         check_seal("Index", place, needed=True)
         vectors, index = Vectors.from_arrays(arrays, place), cls.__new__(cls)
         try:
-            kind, similarity = _read_description(str(arrays["about"]))
+            kind, similarity, calibration = _read_description(str(arrays["about"]))
             if not len(vectors) or ("faiss" in arrays) != (kind != "exact"):
                 raise ValueError(f"a kind {kind!r} of {len(vectors)} vectors does not fit what it holds")
             index._hold(vectors, similarity, kind)
+            index.calibration = calibration
             if kind != "exact":
                 index._load_part(arrays["faiss"])
         except ValueError as error:
@@ -233,19 +236,20 @@ class Index(SearchIndex):
         return index
 
     def _load_part(self, blob: np.ndarray) -> None:
-        """Read faiss's part of a file."""
         if blob.dtype != np.uint8 or blob.ndim != 1:
             raise ValueError(f"its faiss part is {blob.dtype} of shape {list(blob.shape)}")
-        part = load_part(self.plan, len(self), "its part", lambda: faiss(REMEDY).deserialize_index(blob))
+        faiss = approximate.faiss(REMEDY)
+        part = approximate.load_part(self.plan, len(self), "its part", lambda: faiss.deserialize_index(blob))
         self._parts, self.effort = [part], part.nprobe if self.kind == "ivf" else part.hnsw.efSearch
 
 
-def _read_description(text: str) -> tuple[Kind, Metric]:
-    """Read kind and similarity from the description in a file."""
+def _read_description(text: str) -> tuple[Kind, Metric, Calibration | None]:
+    """Read kind, similarity and calibration from the description in a file."""
     try:
         about = json.loads(text)
         kind, similarity = about["kind"], about["similarity"]
-        check_settings("Index", kind, similarity, KINDS)
+        approximate.check_settings("Index", kind, similarity, KINDS)
+        calibration = Calibration.from_dict(about["calibration"]) if "calibration" in about else None
     except (ValueError, TypeError, KeyError, RecursionError):
         raise ValueError(f"it describes itself as {text[:60]!r}") from None
-    return kind, similarity
+    return kind, similarity, calibration

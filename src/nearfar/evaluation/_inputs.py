@@ -1,7 +1,5 @@
 """Convert the inputs of an evaluation: tensors, arrays, lists or `Vectors`, with labels or a relation."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,28 +13,16 @@ from nearfar.relations.relation import Relation
 
 @dataclass(frozen=True, eq=False)
 class Inputs:
-    """Queries, their labels or relation, and the gallery if there is one.
+    """Queries, their labels or relation, and the gallery if there is one."""
 
-    Attributes:
-        x: [n, d] queries.
-        y: [n] labels, or a relation n x m.
-        ref: [m, d] gallery, or None.
-        ref_y: [m] labels of the gallery; None without a gallery, and if y is a relation.
-    """
-
-    x: Tensor
-    y: Tensor | Relation
-    ref: Tensor | None = None
-    ref_y: Tensor | None = None
+    x: Tensor  # [n, d] queries
+    y: Tensor | Relation  # [n] labels, or a relation n x m
+    ref: Tensor | None = None  # [m, d] gallery, or None
+    ref_y: Tensor | None = None  # [m] labels of the gallery; None without a gallery, and if y is a relation
 
 
 def read_inputs(owner: str, embeddings: Any, labels: Any, ref_emb: Any = None, ref_labels: Any = None) -> Inputs:
-    """Convert everything to tensors; a relation that labels can express becomes labels.
-
-    Raises:
-        TypeError: an argument has an unknown type; the message names it.
-        ValueError: labels are missing, or a relation does not fit the rows.
-    """
+    """Convert everything to tensors; a relation that labels can express becomes labels."""
     if isinstance(embeddings, Vectors) and isinstance(ref_emb, Vectors):
         check_same_network(owner, ("the queries", embeddings.fingerprint), ("the gallery", ref_emb.fingerprint))
         if labels is None and ref_labels is None:

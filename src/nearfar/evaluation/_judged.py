@@ -13,8 +13,6 @@ The numbers are those of trec_eval, and every judged query counts: one without r
 scores 0. (`trec_eval` leaves queries without results out, unless it is called with -c.)
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -35,8 +33,7 @@ from nearfar.evaluation._vectors import Vectors
 
 RETRIEVAL_KS = (1, 10, 100)
 MEASURES = ("ndcg", "map", "mrr", "recall", "precision")
-BLOCK = 1 << 20
-"""Entries of the tables of grades that are scored at a time."""
+BLOCK = 1 << 20  # entries of the tables of grades that are scored at a time
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -8,8 +8,6 @@
 Files may come from others: an error is one sentence that names the line.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -26,10 +24,8 @@ import numpy as np
 from nearfar._utils.checks import printable
 from nearfar.data._tables import LONGEST, text_lines
 
-Ranks = Mapping[str, Mapping[str, Any]]
-"""Query -> document -> grade or score."""
-CHUNK = 1 << 22
-"""Characters that are read at a time."""
+Ranks = Mapping[str, Mapping[str, Any]]  # query -> document -> grade or score
+CHUNK = 1 << 22  # characters that are read at a time
 HEADING = ("query-id", "corpus-id", "score")
 
 
@@ -50,22 +46,14 @@ class Collection:
 
 @dataclass(frozen=True, eq=False)
 class Ranked:
-    """Results of the judged queries, one entry for each query and document.
+    """Results of the judged queries, one entry for each query and document."""
 
-    Attributes:
-        documents: document -> its number.
-        query: int64 [r], the number of the query.
-        document: int64 [r], the number of the document.
-        score: float64 [r], larger is better.
-        unjudged: number of queries without judgements, which were left out.
-        by_place: of equal scores the document with the smaller number is first; otherwise the larger name is.
-    """
-
-    documents: dict[str, int]
-    query: np.ndarray
-    document: np.ndarray
-    score: np.ndarray
-    unjudged: int = 0
+    documents: dict[str, int]  # document -> its number
+    query: np.ndarray  # int64 [r], the number of the query
+    document: np.ndarray  # int64 [r], the number of the document
+    score: np.ndarray  # float64 [r], larger is better
+    unjudged: int = 0  # number of queries without judgements, which were left out
+    # of equal scores the document with the smaller number is first; otherwise the larger name is
     by_place: bool = False
 
     def order(self) -> np.ndarray:
@@ -80,12 +68,7 @@ class Ranked:
 
 
 def read_qrels(owner: str, qrels: Ranks | str | os.PathLike[str]) -> dict[str, dict[str, int]]:
-    """Read judgements: a mapping, a file of TREC or BEIR, or a folder that holds qrels/test.tsv.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: a line is malformed, a document is judged twice for a query, or there are no judgements.
-    """
+    """Read judgements: a mapping, a file of TREC or BEIR, or a folder that holds qrels/test.tsv."""
     found: dict[str, dict[str, int]] = {}
     if isinstance(qrels, Mapping):
         for query, grades in qrels.items():
@@ -122,12 +105,7 @@ def _judgements(owner: str, path: Path) -> Iterator[tuple[int, str, str, str]]:
 
 
 def read_ranked(owner: str, run: Ranks | str | os.PathLike[str], queries: Mapping[str, int]) -> Ranked:
-    """Read the results of the judged `queries` (name -> number): a mapping, or a run file of TREC.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: a line is malformed, a score is not finite, or a document stands twice in a ranking.
-    """
+    """Read the results of the judged `queries` (name -> number): a mapping, or a run file of TREC."""
     documents: dict[str, int] = defaultdict(count().__next__)  # numbers names as they come
     parts: list[tuple[np.ndarray, ...]] = []
     others: set[str] = set()

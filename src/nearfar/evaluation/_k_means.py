@@ -9,8 +9,6 @@ Two exact shortcuts make 12,000 clusters of 60,000 rows a matter of minutes:
   that moved.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial

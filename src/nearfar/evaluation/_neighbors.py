@@ -6,8 +6,6 @@ Ties are resolved by position: of two references with equal scores the first one
 are searched among themselves, and no row is its own neighbor (by position, not by value).
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch
@@ -48,21 +46,19 @@ def neighbors(
     if backend == "faiss":
         with single_process():
             return faiss_neighbors(queries, references, k, similarity)
-    group, like = current_group(), wide(queries[:0])
-    found = Neighbors(
-        like.new_empty(len(queries), k), torch.empty(len(queries), k, dtype=torch.long, device=queries.device)
+    group, scores = current_group(), wide(queries[:0]).new_empty(len(queries), k)
+    places, found = (
+        torch.empty_like(scores, dtype=torch.long),
+        strips(queries, references, k=k, similarity=similarity, tile=tile),
     )
-    parts = []
-    for rows, strip in strips(queries, references, k=k, similarity=similarity, tile=tile):
-        if group.world > 1:
-            parts.append((rows, strip))
-        else:
-            found.scores[rows], found.places[rows] = strip.scores, strip.places
     if group.world == 1:
-        return found
+        for rows, strip in found:
+            scores[rows], places[rows] = strip.scores, strip.places
+        return Neighbors(scores, places)
+    parts = list(found)
     return Neighbors(
-        merge_rows(group, found.scores, [(rows, strip.scores) for rows, strip in parts]),
-        merge_rows(group, found.places, [(rows, strip.places) for rows, strip in parts]),
+        merge_rows(group, scores, [(rows, strip.scores) for rows, strip in parts]),
+        merge_rows(group, places, [(rows, strip.places) for rows, strip in parts]),
     )
 
 

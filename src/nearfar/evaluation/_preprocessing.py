@@ -23,8 +23,7 @@ KINDS: dict[str, type[Plain] | type[Photograph]] = {"plain": Plain, "photograph"
 OF_TRAINING = ("train", "area", "color")
 IN_GRAPH = ("mean", "std")
 MOST_CHANNELS = 1 << 12
-LARGEST = 1 << 14
-"""Largest side in pixels that a description may request."""
+LARGEST = 1 << 14  # largest side in pixels that a description may request
 
 
 def describe(transform: object) -> dict[str, Any]:
@@ -110,9 +109,7 @@ class Pixels:
 class Graph(nn.Module):
     """A network with the arithmetic of its preprocessing (scale, mean, deviation) in front.
 
-    Args:
-        model: the network.
-        transform: its evaluation transform; with a `Photograph` the graph takes uint8 pixels.
+    With a `Photograph` the graph takes uint8 pixels.
     """
 
     mean: Tensor

@@ -4,8 +4,6 @@ With several processes each rank counts among its own references, and the counts
 largest over all ranks, and of equal keys the earliest reference is the first.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch
@@ -18,8 +16,7 @@ from nearfar.evaluation._ranking_keys import Buffer, Metric, Rows, keys
 from nearfar.evaluation.parallel import SharedSpace, current_group, share
 
 Ties = Literal["place", "favorable"]
-WIDE = 8192
-"""References that are compared at once."""
+WIDE = 8192  # references that are compared at once
 
 
 def count_ranks(
@@ -33,17 +30,9 @@ def count_ranks(
     ties: Ties,
     watch: Watch | None,
 ) -> Tensor:
-    """Ranks [c] of the queries `chosen` [c], each of which must have a right answer.
+    """Ranks [c] of the queries with row numbers `chosen` [c], each of which must have a right answer.
 
-    Args:
-        queries: [n, d].
-        references: [m, d]; None for the queries themselves.
-        labels: [n] classes of the queries.
-        names: [m] classes of the references.
-        chosen: row numbers of the queries to rank.
-        similarity: "cosine", "dot" or "euclidean".
-        ties: as in `retrieve`.
-        watch: called as watch(what, done, total) during the work.
+    `labels` [n] are the classes of the queries, `names` [m] those of the references; the rest as in `retrieve`.
     """
     group, itself = current_group(), references is None
     space = SharedSpace(group, queries, references, similarity)

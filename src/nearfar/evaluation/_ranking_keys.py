@@ -22,8 +22,7 @@ from nearfar.similarity import unit
 
 Metric = Literal["cosine", "dot", "euclidean"]
 METRICS: tuple[Metric, ...] = ("cosine", "dot", "euclidean")
-BLOCK = 2**22
-"""Maximum number of entries that a pass over all rows copies at a time."""
+BLOCK = 2**22  # maximum number of entries that a pass over all rows copies at a time
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,13 +54,10 @@ def spaces(queries: Tensor, references: Tensor | None, similarity: Metric) -> tu
 
 
 def make_rows(x: Tensor, similarity: Metric, origin: Tensor | None, odd: bool = False) -> Rows:
-    """Prepare rows, or some rows of a side with the bits that they have in the whole side.
+    """Prepare rows [t, d], or some rows of a side with the bits that they have in the whole side.
 
-    Args:
-        x: [t, d].
-        similarity: "cosine", "dot" or "euclidean".
-        origin: `shift` of the references, for "euclidean".
-        odd: scale the rows to unit length first, because the whole side has `odd_norms`.
+    `origin` is the `shift` of the references, for "euclidean". With `odd`, rows are first scaled to unit length,
+    because the whole side has `odd_norms`.
     """
     x = x.detach() if origin is None else wide(x.detach()) - origin
     x = unit(wide(x)) if odd else x

@@ -10,8 +10,6 @@ A lone query (R = 0) has no right answer: it is counted and reported, and left o
 labels per sample, a matrix, ignored pairs) may take the place of labels; references that it leaves out are not ranked.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 
@@ -30,8 +28,7 @@ from nearfar.relations.relation import Relation
 TIES: tuple[Ties, ...] = ("place", "favorable")
 DEEPEST = 64
 """Most neighbors listed for recall@K alone: ranks beyond are counted, which is cheaper than a longer list."""
-NO_CLASS = -1
-"""The label of a query under a relation."""
+NO_CLASS = -1  # the label of a query under a relation
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,18 +66,10 @@ def retrieve(
     ties: Ties = "place",
     watch: Watch | None = None,
 ) -> PerQuery:
-    """Rank the references of every query, and keep what the metrics need.
+    """Rank the references of every query, and keep what the metrics need; arguments as in `evaluate`.
 
-    Args:
-        embeddings: [n, d] queries.
-        labels: [n] integers, or a relation n x m of queries and references.
-        ref_emb: [m, d] gallery; None searches among the queries, where no row finds itself.
-        ref_labels: [m] integers.
-        depth: about how many neighbors are listed; ranks beyond the list are counted, so that only the speed changes.
-        similarity: "cosine", "dot" or "euclidean".
-        ties: "place": of equal scores the earlier reference is first; "favorable": a relevant one is, as in the code
-            of Qi et al. 2020, for `rank` only.
-        watch: called as watch(what, done, total) during the work.
+    About `depth` neighbors are listed. Ranks beyond the list are counted, so that only the speed depends on it. Ties
+    "favorable", the rule in the code of Qi et al. 2020, change `rank` only.
     """
     check_choice("evaluate", "ties", ties, TIES)
     check_choice("evaluate", "similarity", similarity, METRICS)

@@ -5,8 +5,6 @@ reduced to the maxima of blocks of columns, and only blocks whose maximum exceed
 costs a tenth of a matrix product; `topk` over the tile would cost a quarter.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nearfar._utils.arrays import labels_of, tensor_of
+from nearfar._utils.arrays import labels_of, tensor_of, words_of
 from nearfar._utils.files import read_arrays, write_arrays
 from nearfar.evaluation._fingerprint import check_fingerprint
 from nearfar.evaluation.vectors_folder import is_folder_of_vectors, open_folder
@@ -130,18 +130,16 @@ class Vectors:
         return Path(path)
 
 
-def name_classes(labels: Sequence[int], classes: Sequence[str]) -> dict[int, str]:
-    """The name of each label: the i-th name is that of the i-th label if the counts are equal, else that of label i.
+def name_classes(labels: Sequence[int], classes: Sequence[str], owner: str = "Vectors") -> dict[int, str]:
+    """Name distinct, ascending labels: the i-th name is that of the i-th label, unless there are more names.
 
-    Args:
-        labels: the distinct labels, in ascending order.
-        classes: the names.
+    Then the i-th name is that of label i.
     """
     if len(labels) == len(classes):
         return dict(zip(labels, classes, strict=True))
     if labels and not 0 <= labels[0] <= labels[-1] < len(classes):
         raise ValueError(
-            f"Vectors: classes must name each of the {len(labels)} classes in y, or each of 0..{labels[-1]}, "
+            f"{owner}: classes must name each of the {len(labels)} classes in y, or each of 0..{labels[-1]}, "
             f"but {len(classes)} names came."
         )
     return {label: classes[label] for label in labels}
@@ -183,12 +181,6 @@ def _y(value: Any) -> Tensor:
     return labels_of("Vectors", "y", y).long()
 
 
-def _words(field: str, value: Any) -> tuple[str, ...]:
-    if isinstance(value, np.ndarray) and value.ndim != 1:
-        raise ValueError(f"Vectors: {field} must have shape [n], but came with shape {list(value.shape)}.")
-    return tuple(word.decode(errors="replace") if isinstance(word, bytes) else str(word) for word in value)
-
-
 def _images(value: Any) -> Tensor:
     images = _tensor(value)
     if images.dtype != torch.uint8 or images.ndim not in (3, 4) or (images.ndim == 4 and images.shape[3] != 3):
@@ -211,9 +203,9 @@ def _tensor(value: Any) -> Tensor:
 CONVERTERS: dict[str, Callable[[Any], Any]] = {
     "x": _x,
     "y": _y,
-    "name": lambda value: _words("name", value),
+    "name": lambda value: words_of("Vectors", "name", value),
     "images": _images,
-    "classes": lambda value: _words("classes", value),
+    "classes": lambda value: words_of("Vectors", "classes", value),
     "fingerprint": lambda value: check_fingerprint("Vectors", str(value)),
 }
 """The conversion of each field."""

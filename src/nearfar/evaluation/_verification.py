@@ -4,8 +4,6 @@ TAR at FAR = f: the share of positive pairs that are accepted by the lowest thre
 the negative pairs.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,9 +80,7 @@ def verification(
         positive, negative = _draw_pairs(embeddings, labels, pairs, similarity, seed)
     if not len(positive) or not len(negative):
         kind = "positive" if not len(positive) else "negative"
-        raise ValueError(
-            f"verification: there are no {kind} pairs; pass at least two classes, one of them with two samples."
-        )
+        raise ValueError(f"verification: there are no {kind} pairs; pass two classes or more, one with two samples.")
     ranked = np.sort(negative)[::-1]
     tar, threshold = {}, {}
     for rate in far:

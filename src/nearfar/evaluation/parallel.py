@@ -8,8 +8,6 @@ of a matrix product depends on the shape of its factors (and for a few shapes on
 are those of one process, and each is computed on one rank.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
@@ -22,16 +20,7 @@ from nearfar._utils.process_group import ALONE, ProcessGroup
 from nearfar._utils.tensors import check_embeddings
 from nearfar.evaluation._ranking_keys import Metric, Rows, make_rows, odd_norms, shift, spaces
 
-__all__ = [
-    "SharedSpace",
-    "check_rows",
-    "current_group",
-    "merge_rows",
-    "pace",
-    "share",
-    "single_process",
-    "split_over",
-]
+__all__ = ["SharedSpace", "check_rows", "current_group", "merge_rows", "pace", "share", "single_process", "split_over"]
 
 T = TypeVar("T")
 WORK = 2**39

@@ -8,8 +8,6 @@ The manifest is written last and atomically: until then the folder holds its for
 sizes; `verify` reads all of x and compares digests.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

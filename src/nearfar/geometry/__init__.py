@@ -4,6 +4,7 @@ from nearfar.batches import Violations, violations
 from nearfar.geometry.collapse import Collapse, Pull, active_triplets, collapse, effective_rank, pull
 from nearfar.geometry.isometry import Separation, hausdorff_distance, isometric_error
 from nearfar.geometry.ladder import ladder
+from nearfar.geometry.metric_bounds import isometric_bound, least_spread, lift, separated_metric
 from nearfar.geometry.repair import Repair, repair
 from nearfar.geometry.rigid import NearIsometry, hausdorff_between, isometric_error_between, near_isometry
 from nearfar.geometry.separation import HardTriplet, hardest_triplet, hardness, is_triplet_separated
@@ -28,12 +29,16 @@ __all__ = [
     "hausdorff_between",
     "hausdorff_distance",
     "is_triplet_separated",
+    "isometric_bound",
     "isometric_error",
     "isometric_error_between",
     "ladder",
+    "least_spread",
+    "lift",
     "near_isometry",
     "pull",
     "repair",
+    "separated_metric",
     "thickness",
     "violations",
 ]

@@ -21,9 +21,10 @@ import numpy as np
 from nearfar.geometry.ladder import steps
 from nearfar.geometry.spaces import Flat, Space
 
-__all__ = ["Kind", "Program", "descend", "settle", "splits"]
+__all__ = ["Choice", "Kind", "Program", "descend", "settle", "splits"]
 
 Kind = Literal["iso", "haus"]
+Choice = Callable[[Any], tuple[Any, Any]]
 
 
 def splits(y: Any) -> dict[str, Any]:
@@ -92,6 +93,10 @@ class Program:
             return float(np.linalg.norm(self._on(g) - self.f, axis=1).max())
         return float(np.abs(self._distances(g)[0] - self.parts["apart"]).max())
 
+    def differences(self, g: Any) -> tuple[Any, Any]:
+        """The distances of all pairs in g less those in f, [pairs], and their Jacobian [pairs, N n]."""
+        return self._distances(g)[0] - self.parts["apart"], self._slopes(g)
+
     def rows(self, z: Any) -> Any:
         """The rows g [N, n] in z."""
         return z[: self.f.size].reshape(self.f.shape)
@@ -157,26 +162,44 @@ class Program:
         return found
 
 
-def descend(program: Program, g: Any, *, iterations: int = 300) -> Any:
-    """Run SLSQP from a separated g (from f itself it diverges); the result is nearly feasible and needs a repair."""
+def descend(program: Program, g: Any, keep: Choice | None = None, *, iterations: int = 300) -> Any:
+    """Run SLSQP from a separated g (from f itself it diverges); the result is nearly feasible and needs a repair.
+
+    `keep` returns a number that must not be negative and its gradient [N, n].
+    """
     slope = np.zeros(program.size)
     slope[-1] = 1.0
-    return _minimize(program, g, lambda z: (z[-1], slope), iterations)
+    more = [] if keep is None else [_bound(_of_rows(program, keep))]
+    return _minimize(program, g, lambda z: (z[-1], slope), iterations, more)
 
 
-def settle(program: Program, g: Any, value: float, *, iterations: int = 300) -> Any:
-    """Among rows that cost at most `value`, find those nearest to f in least squares, starting from g."""
+def settle(program: Program, g: Any, value: float, choose: Choice | None = None, *, iterations: int = 300) -> Any:
+    """Among rows that cost at most `value`, find those that minimize `choose`, starting from g.
 
-    def objective(z: Any) -> tuple[float, Any]:
-        off = program.rows(z) - program.f
+    `choose` returns a number and its gradient [N, n]; by default it is the squared distance to f.
+    """
+    choose = choose or (lambda rows: (((rows - program.f) ** 2).sum(), 2 * (rows - program.f)))
+    limit = np.zeros(program.size)
+    limit[-1] = -1.0
+    bound = _bound(lambda z: (value - z[-1], limit))
+    return _minimize(program, g, _of_rows(program, choose), iterations, [bound])
+
+
+def _of_rows(program: Program, choose: Choice) -> Choice:
+    """A function of the rows as a function of the variables z."""
+
+    def found(z: Any) -> tuple[float, Any]:
+        value, gradient = choose(program.rows(z))
         slope = np.zeros(len(z))
-        slope[: off.size] = 2 * off.ravel()
-        return float((off**2).sum()), slope
+        slope[: gradient.size] = gradient.ravel()
+        return float(value), slope
 
-    limit = np.zeros((1, program.size))
-    limit[0, -1] = -1.0
-    bound = {"type": "ineq", "fun": lambda z: value - z[-1:], "jac": lambda z: limit}
-    return _minimize(program, g, objective, iterations, [bound])
+    return found
+
+
+def _bound(function: Choice) -> dict[str, Any]:
+    """A constraint for SLSQP: the function must not be negative."""
+    return {"type": "ineq", "fun": lambda z: function(z)[0], "jac": lambda z: function(z)[1]}
 
 
 def _minimize(

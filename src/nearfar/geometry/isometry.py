@@ -1,8 +1,8 @@
 """d_iso(f, F_TS) and d_haus(f, F_TS): the distance of a map from the nearest triplet-separated map (Xu et al. 2022).
 
 Both are minima over a set that is not convex. `lower` and `upper` are certain bounds: the upper bound is the cost of a
-separated map, the lower bound is H/2 or H/4 (proved), or on a line that of an exact search. Classes or a ladder define
-which maps are separated; distances are Euclidean, or angles of unit rows.
+separated map, the lower bound is that of a separated metric (H/2 or more; half of it for d_haus), or on a line that of
+an exact search. Classes or a ladder define which maps are separated; distances are Euclidean, or angles of unit rows.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from nearfar._utils.checks import check_positive, check_seed, check_whole
 from nearfar.geometry import exact_line
 from nearfar.geometry.constraints import Kind, Program, descend
 from nearfar.geometry.ladder import nested_groups, order_rows
+from nearfar.geometry.metric_bounds import isometric_bound
 from nearfar.geometry.repair import class_means, groups_of, repair
 from nearfar.geometry.rigid import isometric_error_between
 from nearfar.geometry.separation import check_inputs, hardness
@@ -30,8 +31,8 @@ SOLVED = 30
 """The program is solved by default for at most this many rows."""
 SHRUNK = 5000
 """s* is computed for at most this many rows; above, each class is sent to a point."""
-SHARE = {"iso": 0.5, "haus": 0.25}
-"""The proved lower bound of each distance, as a share of H."""
+SHARE = {"iso": 1.0, "haus": 0.5}
+"""The proved lower bound of each distance, as a share of that of d_iso."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,8 +77,9 @@ def isometric_error(
     """The isometric distance d_iso(f, F_TS) = min over separated g of max over pairs |d(f(x), f(z)) - d(g(x), g(z))|.
 
     Equation 14 of Xu et al. 2022. Proved: H/2 ≤ d_iso (because d_f(x,x⁺) ≤ d_g(x,x⁺) + e ≤ d_g(x,x⁻) + e ≤ d_f(x,x⁻) +
-    2e) and d_iso ≤ 2 d_haus, both tight, for ladders and angles too. Not proved: d_iso ≤ 2H, theorem 3 of Xu et al.
-    2022; observed are ratios up to 1.5, so d_iso ≤ H is false. The errata are in docs/papers/xu-2022.md.
+    2e) and d_iso ≤ 2 d_haus, both tight, for ladders and angles too; `isometric_bound` ≤ d_iso, and with N - 1
+    dimensions the `lift` bounds d_iso from above. Not proved: d_iso ≤ 2H, theorem 3 of Xu et al. 2022; observed are
+    ratios up to 1.5, so d_iso ≤ H is false. The errata are in docs/papers/xu-2022.md.
 
     Args:
         embeddings: [N, n].
@@ -190,7 +192,10 @@ def _cheap_bounds(task: _Task, hard: float) -> Separation:
         cost = task.cost(g)
         best = (cost, g) if best is None or cost < best[0] else best
     assert best is not None  # noqa: S101 - one of the two branches ran
-    return Separation(SHARE[task.kind] * hard, best[0], best[1], hard)
+    bound = hard / 2
+    if len(x) <= (SHRUNK if y.ndim == 1 else SOLVED):
+        bound = max(bound, isometric_bound(x, y, margin=task.margin, metric=task.metric))
+    return Separation(min(SHARE[task.kind] * bound, best[0]), best[0], best[1], hard)
 
 
 def _ball_centers(x: Tensor, y: Tensor, space: Space, rounds: int = 200) -> Tensor:

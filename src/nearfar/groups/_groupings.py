@@ -228,9 +228,7 @@ class Balanced(Grouping, swift=True):
 
     def check(self, positive: UncertaintySet, negative: UncertaintySet) -> None:
         if not isinstance(positive, TopK) or not isinstance(negative, TopK):
-            raise ValueError(
-                'RobustLoss: groups="balanced" compares how much each side takes, so both sets must be TopK.'
-            )
+            raise ValueError('RobustLoss: groups="balanced" compares how much each side takes, so both must be TopK.')
 
     def split(self, product: Product, pairs: ScoredPairs) -> Problems:
         positive, negative = _by_sign(product, pairs)

@@ -6,9 +6,6 @@ group. So both losses are ordinary products: the pair loss says how much one ref
 size sums these counts, and `terms` forms the quotient.
 """
 
-from __future__ import annotations
-
-import sys
 from collections.abc import Iterator
 
 import torch
@@ -17,14 +14,14 @@ from torch import Tensor
 from nearfar._utils.checks import check_whole
 from nearfar._utils.tensors import over, total
 from nearfar.groups._groupings import Grouping, Problem, Problems, Product, Values
-from nearfar.groups._triplets import positives, widest
+from nearfar.groups._triplets import ByPositive, positives
 from nearfar.links import Terms
 from nearfar.miners import ScoredPairs
 from nearfar.relations.relation import Relation
 from nearfar.sets.base import UncertaintySet
 
 
-class Ranking(Grouping, swift=True):
+class Ranking(ByPositive, swift=True):
     """Two groups per positive pair (a, p): the positives and the negatives of a, each by its score against p's.
 
         term of (a, p) = 1 - R₊ / (R₊ + R₋),   R₊ = ½ + Σ_{j ∈ P_a} l(s_aj - s_ap),   R₋ = Σ_{j ∈ N_a} l(s_aj - s_ap)
@@ -34,16 +31,7 @@ class Ranking(Grouping, swift=True):
     """
 
     per_anchor = True
-    needs = "both"
     strips = True
-
-    def depth(self, relation: Relation) -> int:
-        """Number of positives per row in the dense engine, which holds n x depth x m numbers."""
-        return widest(relation)
-
-    def split(self, product: Product, pairs: ScoredPairs) -> Problems:
-        (problems,) = self.blocks(product, pairs, sys.maxsize)
-        return problems
 
     def blocks(self, product: Product, pairs: ScoredPairs, most: int) -> Iterator[Problems]:
         real, place = positives(pairs)
@@ -61,9 +49,7 @@ class Ranking(Grouping, swift=True):
     def terms(self, product: Product, pairs: ScoredPairs, problems: Problems, values: Values) -> tuple[Terms, ...]:
         counts = problems[0].counts
         assert counts is not None  # noqa: S101 - set by `blocks`
-        near, far = (
-            _sums(problem, value).reshape(counts.shape) for problem, value in zip(problems, values, strict=True)
-        )
+        near, far = (_sums(*each).reshape(counts.shape) for each in zip(problems, values, strict=True))
         near = near + 0.5
         return (Terms(far / (near + far), counts),)
 

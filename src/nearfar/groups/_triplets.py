@@ -5,8 +5,6 @@ instead of s_an. Positive pairs are gathered into P columns, with P the maximum 
 instead of n·m².
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -26,8 +24,7 @@ Compare = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(s_an, s_ap, s_pn) -> the score of a triplet, to which the negative pair loss is applied."""
 
 
-At = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""(matrix, rows, columns) -> the entries at these places."""
+At = Callable[[Tensor, Tensor, Tensor], Tensor]  # (matrix, rows, columns) -> the entries at these places
 
 
 def index(matrix: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
@@ -220,25 +217,34 @@ def widest(relation: Relation) -> int:
     return max((relation.width(positive) for positive in strips), default=0)
 
 
-class Positive(Grouping, swift=True):
-    """One group per positive pair (a, p): its triplets with all negatives of a; reduced over positive pairs."""
+class ByPositive(Grouping):
+    """Base class of groupings that hold every reference once per positive of its anchor."""
 
-    per_anchor = True
     needs = "both"
-    strips = True
-    scope = "positive"
-
-    def __init__(self, rule: Rule | None = None) -> None:
-        self.rule = Rule() if rule is None else rule
-        check_part(type(self).__name__, "rule", self.rule, Rule, "Rule()")
 
     def depth(self, relation: Relation) -> int:
-        """Number of triplets per pair in the dense engine, which holds n x depth x m numbers."""
+        """Number of positives per row in the dense engine, which holds n x depth x m numbers."""
         return widest(relation)
 
     def split(self, product: Product, pairs: ScoredPairs) -> Problems:
         (problems,) = self.blocks(product, pairs, sys.maxsize)
         return problems
+
+
+class _OfTriplets(ByPositive):
+    """Base class of groupings whose members are the triplets of a rule."""
+
+    def __init__(self, rule: Rule | None = None) -> None:
+        self.rule = Rule() if rule is None else rule
+        check_part(type(self).__name__, "rule", self.rule, Rule, "Rule()")
+
+
+class Positive(_OfTriplets, swift=True):
+    """One group per positive pair (a, p): its triplets with all negatives of a; reduced over positive pairs."""
+
+    per_anchor = True
+    strips = True
+    scope = "positive"
 
     def blocks(self, product: Product, pairs: ScoredPairs, most: int) -> Iterator[Problems]:
         for losses, measure, real in self.rule.parts(product, pairs, most):
@@ -256,21 +262,12 @@ class Positive(Grouping, swift=True):
         return (Terms(values[0].reshape(counts.shape), counts),)
 
 
-class Triplets(Grouping, swift=True):
+class Triplets(_OfTriplets, swift=True):
     """One group of all triplets of the batch, or of an explicit list of triplets."""
 
-    needs = "both"
     takes_triplets = True
     strips = True
     scope = "triplets"
-
-    def __init__(self, rule: Rule | None = None) -> None:
-        self.rule = Rule() if rule is None else rule
-        check_part(type(self).__name__, "rule", self.rule, Rule, "Rule()")
-
-    def depth(self, relation: Relation) -> int:
-        """Number of triplets per pair in the dense engine, which holds n x depth x m numbers."""
-        return widest(relation)
 
     def split(self, product: Product, pairs: ScoredPairs) -> Problems:
         if pairs.triplets is None:

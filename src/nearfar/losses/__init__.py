@@ -3,8 +3,8 @@
 A loss is public if its module names it in `__all__`; there is no second list of losses.
 """
 
-from nearfar._utils.keywords import no_such_name
-from nearfar.losses import anchored, centers, dro, mean, proxies, ranking, softmax, trimmed, triplet
+from nearfar._utils.keywords import suggest_names
+from nearfar.losses import anchored, centers, dro, mean, proxies, ranking, softmax, spread, trimmed, triplet
 from nearfar.losses.anchored import *
 from nearfar.losses.centers import *
 from nearfar.losses.dro import *
@@ -12,6 +12,7 @@ from nearfar.losses.mean import *
 from nearfar.losses.proxies import *
 from nearfar.losses.ranking import *
 from nearfar.losses.softmax import *
+from nearfar.losses.spread import *
 from nearfar.losses.trimmed import *
 from nearfar.losses.triplet import *
 
@@ -23,10 +24,7 @@ __all__ += mean.__all__
 __all__ += proxies.__all__
 __all__ += ranking.__all__
 __all__ += softmax.__all__
+__all__ += spread.__all__
 __all__ += trimmed.__all__
 __all__ += triplet.__all__
-
-
-def __getattr__(name: str) -> object:
-    """Raise an AttributeError that names the class to use instead, for instance for a class of PML."""
-    raise no_such_name("nearfar.losses", name, __all__)
+__getattr__ = suggest_names("nearfar.losses", __all__)

@@ -57,12 +57,8 @@ class LiftedStructure(Recipe):
     usual = {"similarity": NegEuclidean}
 
     def factors(self) -> Factors:  # noqa: D102
-        return Factors(
-            pair=(Linear(), Linear(margin=self.margin)),
-            over=KL(1.0, normalized=False),
-            groups="anchor_sign",
-            link=LiftedLink(),
-        )
+        pair = Linear(), Linear(margin=self.margin)
+        return Factors(pair=pair, over=KL(1.0, normalized=False), groups="anchor_sign", link=LiftedLink())
 
 
 class GeneralizedLifted(Recipe):
@@ -94,12 +90,8 @@ class GeneralizedLifted(Recipe):
     usual = {"similarity": NegEuclidean}
 
     def factors(self) -> Factors:  # noqa: D102
-        return Factors(
-            pair=(Linear(), Linear(margin=self.margin)),
-            over=KL(1.0, normalized=False),
-            groups="anchor_sign",
-            link=HingeLink(both=False),
-        )
+        pair = Linear(), Linear(margin=self.margin)
+        return Factors(pair=pair, over=KL(1.0, normalized=False), groups="anchor_sign", link=HingeLink(both=False))
 
     @classmethod
     def as_in_paper(cls) -> GeneralizedLifted:
@@ -145,17 +137,14 @@ class MultiSimilarity(Recipe):
         miner: Any = self.miner
         if isinstance(miner, Real):
             check_number("MultiSimilarity", "miner", miner)
+            miner = MultiSimilarityMiner(float(miner))
         elif miner is not None:
             check_part("MultiSimilarity", "miner", miner, Miner, "nf.miners.Hard() or a number")
-        return Factors(
-            pair=Linear(self.threshold),
-            over=(
-                KL(1 / self.alpha, normalized=False, zero_member=True),
-                KL(1 / self.beta, normalized=False, zero_member=True),
-            ),
-            groups="anchor_sign",
-            miner=MultiSimilarityMiner(float(miner)) if isinstance(miner, Real) else miner,
+        over = (
+            KL(1 / self.alpha, normalized=False, zero_member=True),
+            KL(1 / self.beta, normalized=False, zero_member=True),
         )
+        return Factors(pair=Linear(self.threshold), over=over, groups="anchor_sign", miner=miner)
 
 
 class HAP2S(Recipe):

@@ -1,7 +1,5 @@
 """`Anneal`: a schedule for hard mining, whose weights move from uniform to all on the hardest pair of a group."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

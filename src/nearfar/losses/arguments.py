@@ -1,12 +1,13 @@
-"""Checks the relation that a loss is called with."""
+"""What a loss checks of a batch: its relation, and whether its rows have pairs to learn from."""
 
-from __future__ import annotations
+from dataclasses import dataclass
 
 from torch import Tensor
 
+from nearfar.groups._groupings import AnchorSign, Product
 from nearfar.relations.relation import Relation
 
-__all__ = ["check_relation"]
+__all__ = ["Had", "check_relation", "teaching", "wants_both"]
 
 
 def check_relation(
@@ -20,9 +21,7 @@ def check_relation(
             "move one of them."
         )
     if any(x is not None for x in more):
-        raise ValueError(
-            f"{owner}: a Relation already holds ref_labels, ids and ref_ids; give them to its constructor."
-        )
+        raise ValueError(f"{owner}: a Relation already has ref_labels, ids and ref_ids; give them to its constructor.")
     if relation.shape != shape or relation.square != square:
         given = "its own reference" if square else "a reference"
         raise ValueError(
@@ -30,3 +29,40 @@ def check_relation(
             f"{' (square)' if relation.square else ''}, but the embeddings are {shape[0]} x {shape[1]} "
             f"with {given}."
         )
+
+
+@dataclass(frozen=True, eq=False)
+class Had:
+    """Which rows [n] had a positive and which had a negative pair before mining."""
+
+    had_positive: Tensor
+    had_negative: Tensor
+
+    @property
+    def anchors(self) -> Tensor:
+        """Rows with at least one pair."""
+        return self.had_positive | self.had_negative
+
+    def reason(self) -> str:
+        """The reason why no anchor has the pairs that a loss needs; reads the data."""
+        if not bool(self.anchors.any()):
+            return "no two of its rows form a valid pair (a single row, or all are ignored)"
+        if not bool(self.had_positive.any()):
+            return "no two of its rows are positives of each other (every class is a singleton)"
+        if not bool(self.had_negative.any()):
+            return "all of its rows are positives of each other (there is one class only)"
+        return "no anchor has both a positive and a negative pair"
+
+
+def teaching(product: Product, had: Had) -> Tensor:
+    """Anchors [n] with the pairs that a loss needs, before mining."""
+    if wants_both(product):
+        return had.had_positive & had.had_negative
+    return had.had_positive if product.groups.needs == "positive" else had.anchors
+
+
+def wants_both(product: Product) -> bool:
+    """Whether an anchor must have both positive and negative pairs."""
+    groups, link, miner = product.groups, product.link, product.miner
+    linked = isinstance(groups, AnchorSign) and link is not None and link.both
+    return linked or groups.needs == "both" or (miner is not None and miner.both)

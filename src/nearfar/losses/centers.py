@@ -4,8 +4,6 @@ The K centers of a class form one reference row, side by side; `similarity.Cente
 class. Everything else is the same product as in the losses with one vector per class.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 
@@ -13,8 +11,8 @@ from torch import Tensor, nn
 
 from nearfar._utils.settings import Number, Positive, Whole
 from nearfar.losses.arguments import check_relation
-from nearfar.losses.factors import Factors
-from nearfar.losses.proxies import ClassSoftmax, class_softmax
+from nearfar.losses.factors import Factors, softmax_factors
+from nearfar.losses.proxies import ClassSoftmax
 from nearfar.losses.robust import Call
 from nearfar.pairs import AngularMargin, Linear
 from nearfar.relations.relation import Relation
@@ -81,7 +79,7 @@ class SubCenterArcFace(_Centers):
 
     def factors(self) -> Factors:  # noqa: D102
         pair = AngularMargin(self.margin, self.scale)
-        return class_softmax(pair) | Factors(similarity=Centers(self.dim))
+        return softmax_factors(pair) | Factors(similarity=Centers(self.dim))
 
 
 class SoftTriple(_Centers):
@@ -118,7 +116,7 @@ class SoftTriple(_Centers):
 
     def factors(self) -> Factors:  # noqa: D102
         pair = Linear(self.margin / 2, self.margin / 2, self.scale)
-        return class_softmax(pair) | Factors(similarity=Centers(self.dim, gamma=self.gamma))
+        return softmax_factors(pair) | Factors(similarity=Centers(self.dim, gamma=self.gamma))
 
     def _begin(self) -> None:
         super()._begin()

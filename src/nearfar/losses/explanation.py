@@ -1,7 +1,5 @@
 """`explain`: the pair losses, the weights p* and the dual variables behind the value of a loss."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import torch
@@ -73,7 +71,7 @@ class Explanation:
             ("pairs", *(int(side.sum()) for side in sides)),
             ("moved by the gradient", self.active_positives, self.active_negatives),
             ("share of the gradient", *(f"{100 * float(share[side].sum()):.1f}%" for side in sides)),
-            ("mean score", *(_mean(self.scores[side]) for side in sides)),
+            ("mean score", *(f"{self.scores[side].mean():.3f}" if side.any() else "-" for side in sides)),
         )
         caption = f"value {self._value()}; the weight is spread over {self.effective_pairs:.1f} pairs"
         whole = table(("", "positive", "negative"), rows, caption=caption)
@@ -148,10 +146,6 @@ def _signs(pairs: ScoredPairs) -> Tensor:
     positive = (pairs.positive > 0) | (before.positive > 0)
     negative = (pairs.negative > 0) | (before.negative > 0)
     return positive.to(torch.int8) - (negative & ~positive).to(torch.int8)
-
-
-def _mean(scores: Tensor) -> str:
-    return f"{scores.mean():.3f}" if len(scores) else "-"
 
 
 def unexplained(value: Tensor) -> Explanation:

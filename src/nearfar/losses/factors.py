@@ -10,35 +10,18 @@ from torch import Tensor, nn
 from nearfar._utils.checks import check_choice
 from nearfar._utils.shortcuts import Part, check_part, version
 from nearfar.engines.plan import Plan, make_plan
-from nearfar.groups._groupings import (
-    REDUCTIONS,
-    Anchor,
-    AnchorSign,
-    Balanced,
-    Batch,
-    Grouping,
-    Product,
-    Reduction,
-    Sign,
-)
-from nearfar.groups._triplets import Positive, Triplets
-from nearfar.links import Link
+from nearfar.groups import Anchor, AnchorSign, Balanced, Batch, Grouping, Positive, Product, Sign, Triplets
+from nearfar.groups._groupings import REDUCTIONS, Reduction
+from nearfar.links import Link, PerPositive
 from nearfar.miners import Miner
 from nearfar.pairs import PairLoss
-from nearfar.sets.base import UncertaintySet
+from nearfar.sets import KL, Mean, UncertaintySet
 from nearfar.similarity import Similarity
 
-__all__ = ["ENGINES", "GROUPS", "CachedProduct", "Engine", "Factors", "Members", "Pairs", "Sets"]
+__all__ = ["ENGINES", "GROUPS", "CachedProduct", "Engine", "Factors", "Members", "Pairs", "Sets", "softmax_factors"]
 
-GROUPS: dict[str, Grouping] = {
-    "batch": Batch(),
-    "sign": Sign(),
-    "balanced": Balanced(),
-    "anchor": Anchor(),
-    "anchor_sign": AnchorSign(),
-    "positive": Positive(),
-    "triplets": Triplets(),
-}
+_BUILT_IN = (Batch(), Sign(), Balanced(), Anchor(), AnchorSign(), Positive(), Triplets())
+GROUPS: dict[str, Grouping] = {str(each.scope): each for each in _BUILT_IN}
 PLANS = 64
 """Number of plans that a loss caches."""
 ENGINES = ("auto", "dense", "tiled", "fused")
@@ -60,6 +43,11 @@ class Factors(TypedDict, total=False):
     reduction: Reduction
     similarity: Similarity
     members: Members
+
+
+def softmax_factors(pair: Pairs) -> Factors:
+    """Cross-entropy of each positive pair against its anchor's negatives: KL(1) x anchor_sign, one softplus each."""
+    return Factors(pair=pair, over=(Mean(), KL(1.0, normalized=False)), groups="anchor_sign", link=PerPositive())
 
 
 def product_of(owner: str, given: Factors) -> Product:
@@ -100,9 +88,7 @@ def for_each_sign(owner: str, name: str, value: Any, kind: type[Any], such_as: s
     """The parts for positive and negative pairs, given two parts or one for both."""
     if isinstance(value, tuple | list):
         if len(value) != 2:
-            raise ValueError(
-                f"{owner}: {name} may be two, one for positive and one for negative pairs, but {len(value)} came."
-            )
+            raise ValueError(f"{owner}: {name} may be two, for positive and negative pairs, but {len(value)} came.")
         for place, part in zip(("positive", "negative"), value, strict=True):
             check_part(owner, f"{name} for {place} pairs", part, kind, such_as)
         return value[0], value[1]
@@ -142,7 +128,7 @@ class CachedProduct:
     def of(loss: Any, old: CachedProduct | None) -> CachedProduct:
         """Make the product of a loss; register parts that were given or have parameters as its submodules."""
         given = _given(loss)
-        found = CachedProduct(_make(loss, old), any(isinstance(x, Tensor) for x in given.values()))
+        found = CachedProduct(make_product(loss, old), any(isinstance(x, Tensor) for x in given.values()))
         product = found.product
         for name, part in (
             ("pair_positive", product.positive),
@@ -157,10 +143,6 @@ class CachedProduct:
                 del loss._modules[name]
         return found
 
-    def make_again(self, loss: Any) -> Product:
-        """The product for one call, with the present tensors among the settings."""
-        return _make(loss, self)
-
 
 def _given(loss: Any) -> dict[int, Any]:
     """The values of a loss's settings, by identity."""
@@ -168,7 +150,7 @@ def _given(loss: Any) -> dict[int, Any]:
     return {id(x): x for value in values for x in (value if isinstance(value, tuple | list) else (value,))}
 
 
-def _make(loss: Any, old: CachedProduct | None) -> Product:
+def make_product(loss: Any, old: CachedProduct | None) -> Product:
     """Make the product of a loss; parts that are not settings keep the parameters of those in the `old` product."""
     usual = Factors(groups="batch", link=None, miner=None, reduction="mean", members="negative")
     own: Any = {

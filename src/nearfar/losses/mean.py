@@ -1,7 +1,5 @@
 """Losses that average over pairs: contrastive, margin, binomial deviance."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch
@@ -54,12 +52,8 @@ class Contrastive(Recipe):
 
     def factors(self) -> Factors:  # noqa: D102
         nonzero = self.reduction == "nonzero"
-        return Factors(
-            pair=Squared(self.pos_margin, self.neg_margin, self.power),
-            over=Mean(zero="drop") if nonzero else Mean(),
-            groups="sign" if nonzero else "batch",
-            reduction="mean",
-        )
+        pair, over = Squared(self.pos_margin, self.neg_margin, self.power), Mean(zero="drop" if nonzero else "keep")
+        return Factors(pair=pair, over=over, groups="sign" if nonzero else "batch", reduction="mean")
 
 
 class Margin(Recipe):
@@ -96,11 +90,8 @@ class Margin(Recipe):
     usual = {"similarity": NegEuclidean}
 
     def factors(self) -> Factors:  # noqa: D102
-        return Factors(
-            pair=Hinge(self.margin, -self.setting("beta"), learn=self.learn),
-            over=Mean(zero="drop" if self.reduction == "nonzero" else "keep"),
-            reduction="mean",
-        )
+        over = Mean(zero="drop" if self.reduction == "nonzero" else "keep")
+        return Factors(pair=Hinge(self.margin, -self.setting("beta"), learn=self.learn), over=over, reduction="mean")
 
     def _read_beta(self) -> Tensor | float | None:
         """β as a distance (the pair loss stores the score -β); None if another pair loss was given."""

@@ -3,8 +3,6 @@
 Proxies are reference rows.
 """
 
-from __future__ import annotations
-
 from abc import ABC
 from dataclasses import field
 from typing import cast
@@ -17,24 +15,19 @@ from nearfar._utils.memory import check_room
 from nearfar._utils.settings import Number, Positive, Whole
 from nearfar._utils.tensors import check_labels, readable, widen
 from nearfar.engines import distance_rows, plain_parts
-from nearfar.links import Add, PerPositive
-from nearfar.losses.composed import Composed
-from nearfar.losses.factors import Factors, Pairs
+from nearfar.links import Add
+from nearfar.losses.factors import Factors, softmax_factors
+from nearfar.losses.recipe import Composed
 from nearfar.losses.robust import Call
 from nearfar.pairs import AngularMargin, Linear, are_opposite
 from nearfar.relations.relation import Relation
-from nearfar.sets import KL, Mean
+from nearfar.sets import KL
 from nearfar.similarity import NegSquaredEuclidean
 
 __all__ = ["ArcFace", "CosFace", "NormalizedSoftmax", "ProxyAnchor", "ProxyNCA"]
 
 FEW = 2**20
 """Largest number of logits for which a cross-entropy is computed at once."""
-
-
-def class_softmax(pair: Pairs) -> Factors:
-    """Cross-entropy of each row over one vector per class: KL(1) x anchor_sign, one softplus per positive pair."""
-    return Factors(pair=pair, over=(Mean(), KL(1.0, normalized=False)), groups="anchor_sign", link=PerPositive())
 
 
 class Proxies(Composed, without=("miner",)):
@@ -149,7 +142,7 @@ class ProxyNCA(ClassSoftmax):
         return self.own
 
     def factors(self) -> Factors:  # noqa: D102
-        factors = class_softmax(Linear(scale=self.scale))
+        factors = softmax_factors(Linear(scale=self.scale))
         return factors if self.own else {**factors, "link": Add()}
 
 
@@ -180,12 +173,8 @@ class ProxyAnchor(Proxies):
     scale: Positive = 32.0
 
     def factors(self) -> Factors:  # noqa: D102
-        return Factors(
-            pair=Linear(margin=self.margin, scale=self.scale),
-            over=KL(1.0, normalized=False, zero_member=True),
-            groups="anchor_sign",
-            link=Add(apart=True),
-        )
+        pair, over = Linear(margin=self.margin, scale=self.scale), KL(1.0, normalized=False, zero_member=True)
+        return Factors(pair=pair, over=over, groups="anchor_sign", link=Add(apart=True))
 
     def _begin(self) -> None:
         super()._begin()
@@ -217,7 +206,7 @@ class ArcFace(ClassSoftmax):
     scale: Positive = 64.0
 
     def factors(self) -> Factors:  # noqa: D102
-        return class_softmax(AngularMargin(self.margin, self.scale))
+        return softmax_factors(AngularMargin(self.margin, self.scale))
 
 
 class CosFace(ClassSoftmax):
@@ -248,7 +237,7 @@ class CosFace(ClassSoftmax):
     scale: Positive = 64.0
 
     def factors(self) -> Factors:  # noqa: D102
-        return class_softmax(Linear(self.margin / 2, self.margin / 2, self.scale))
+        return softmax_factors(Linear(self.margin / 2, self.margin / 2, self.scale))
 
 
 class NormalizedSoftmax(ClassSoftmax):
@@ -276,4 +265,4 @@ class NormalizedSoftmax(ClassSoftmax):
     temperature: Positive = 0.05
 
     def factors(self) -> Factors:  # noqa: D102
-        return class_softmax(Linear(scale=1 / self.temperature))
+        return softmax_factors(Linear(scale=1 / self.temperature))

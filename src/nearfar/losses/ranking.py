@@ -4,8 +4,6 @@ Their groups (`Bins`, `Ranking`) hold every reference once per bin, or once per 
 that many times the memory of other losses; `engine="tiled"` computes them in strips.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

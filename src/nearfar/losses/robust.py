@@ -17,26 +17,18 @@ from typing import Any, ClassVar, cast, dataclass_transform
 import torch
 from torch import Tensor
 
+from nearfar._utils import tensors as tensors
 from nearfar._utils.checks import Deferred, DegenerateBatchWarning, constant_when_compiled
 from nearfar._utils.process_group import ProcessGroup
 from nearfar._utils.settings import MISSING, Settings
 from nearfar._utils.shortcuts import Part
-from nearfar._utils.tensors import (
-    check_embeddings,
-    check_labels,
-    check_placed,
-    check_reference,
-    check_reference_rows,
-    widen,
-)
 from nearfar.engines import Plan, auto, by_list, by_other_engine, check_strips, dense_pairs, dense_value, make_plan
 from nearfar.engines.recordings import DEVICES, Replays, replayed
 from nearfar.groups._groupings import Grouping, Product, Reduction
 from nearfar.links import Link
-from nearfar.losses.arguments import check_relation
-from nearfar.losses.degenerate import Had, teaching, wants_both
+from nearfar.losses.arguments import Had, check_relation, teaching, wants_both
 from nearfar.losses.explanation import Explanation, explain, unexplained
-from nearfar.losses.factors import CachedProduct, Engine, Factors, Members, Pairs, Sets
+from nearfar.losses.factors import CachedProduct, Engine, Factors, Members, Pairs, Sets, make_product
 from nearfar.miners import Miner
 from nearfar.relations.index_tuples import check_apart, check_indices
 from nearfar.relations.relation import Relation
@@ -81,29 +73,26 @@ class Call:
     def relation(self) -> Relation:
         """The validated relation: as given, made from labels, or without pairs if an index tuple lists them."""
         if self.ref_emb is not None:
-            check_reference_rows(self.owner, self.embeddings, self.ref_emb)
+            tensors.check_reference_rows(self.owner, self.embeddings, self.ref_emb)
         if self.indices is not None:
             check_indices(self.owner, self.indices, self.shape)
         if isinstance(self.labels, Relation):
-            check_relation(
-                self.owner, self.labels, self.embeddings, self.ref_emb, (self.ref_labels, self.ids, self.ref_ids)
-            )
+            more = self.ref_labels, self.ids, self.ref_ids
+            check_relation(self.owner, self.labels, self.embeddings, self.ref_emb, more)
             return self.labels
         ids: Any = {"ids": self.ids, "ref_ids": self.ref_ids}
         if self.labels is None:
             if self.indices is None:
-                raise ValueError(
-                    f"{self.owner}: labels are missing; pass a 1-D integer tensor, an nf.Relation, or an index tuple."
-                )
+                raise ValueError(f"{self.owner}: labels are missing; pass integers [n], a Relation or an index tuple.")
             # no two rows are positives of each other, which needs no matrix
             n, m = self.shape
             each = torch.arange(n + m, device=self.embeddings.device)
             return Relation.from_labels(each[:n], None if self.ref_emb is None else each[n:], **ids)
         device = self.embeddings.device
-        check_labels(self.owner, "labels", self.labels, len(self.embeddings), device)
-        check_reference(self.owner, self.embeddings, self.ref_emb, self.ref_labels)
+        tensors.check_labels(self.owner, "labels", self.labels, len(self.embeddings), device)
+        tensors.check_reference(self.owner, self.embeddings, self.ref_emb, self.ref_labels)
         if self.ref_labels is not None:
-            check_labels(self.owner, "ref_labels", self.ref_labels, len(self.reference), device)
+            tensors.check_labels(self.owner, "ref_labels", self.ref_labels, len(self.reference), device)
         return Relation.from_labels(self.labels, self.ref_labels, **ids, width=self.width)
 
 
@@ -118,6 +107,11 @@ class Loss(Settings, ABC):
     def _prepare(self) -> None:
         self.owner = type(self).__name__
         self._replays = Replays()
+
+    @property
+    def exact_gradient(self) -> bool:
+        """Whether the gradient is that of the value; of a wrapper, that of the loss inside."""
+        return bool(getattr(getattr(self, "loss", None), "exact_gradient", True))
 
     @abstractmethod
     def _value(self, call: Call) -> Tensor: ...
@@ -153,16 +147,15 @@ class Loss(Settings, ABC):
 
     def _judged(self, call: Call) -> Tensor:
         """Validate the embeddings, then compute the value without autocast."""
-        check_embeddings(self.owner, "embeddings", call.embeddings)
+        tensors.check_embeddings(self.owner, "embeddings", call.embeddings)
         device = call.embeddings.device.type
         cast = torch.compiler.is_compiling() or torch.is_autocast_enabled(device)
         with torch.autocast(device_type=device, enabled=False) if cast else nullcontext():
             recorded = device in DEVICES and not torch.compiler.is_compiling()
             core = self._core() if recorded else None
-            value = None if core is None else replayed(self, core, call)
-            if value is not None:
+            if core is not None and (value := replayed(self, core, call)) is not None:
                 return value
-            check_placed(self.owner, self, call.embeddings.device)
+            tensors.check_placed(self.owner, self, call.embeddings.device)
             return self._value(call)
 
     def _core(self) -> Any:
@@ -185,9 +178,9 @@ class Loss(Settings, ABC):
 
     def _examined(self, call: Call) -> Explanation:
         """Validate the embeddings, then compute the explanation without autocast."""
-        check_embeddings(self.owner, "embeddings", call.embeddings)
+        tensors.check_embeddings(self.owner, "embeddings", call.embeddings)
         with torch.autocast(device_type=call.embeddings.device.type, enabled=False):
-            check_placed(self.owner, self, call.embeddings.device)
+            tensors.check_placed(self.owner, self, call.embeddings.device)
             return self._explanation(call)
 
 
@@ -275,7 +268,7 @@ class RobustLoss(Loss):
         kept = self._cached
         if kept is None:  # after a copy
             kept = self._cached = CachedProduct.of(self, None)
-        found = self._now(kept.make_again(self) if kept.learned else kept.product)
+        found = self._now(make_product(self, kept) if kept.learned else kept.product)
         similarity = called(found.similarity)
         return found if similarity is found.similarity else replace(found, similarity=similarity)
 
@@ -304,7 +297,7 @@ class RobustLoss(Loss):
             return _zero(call).expand(len(call.embeddings)) if product.reduction == "none" else _zero(call)
         dense, found = self.engine == "dense" or self._is_small(call), None
         product, plan = (product.at(call.shape[0]), None) if dense else self._planned(product, call.shape[0])
-        x, y = widen(call.embeddings, call.ref_emb)
+        x, y = tensors.widen(call.embeddings, call.ref_emb)
         if (value := None if dense else by_list(self, call, relation, product, (x, y))) is not None:
             return value
         rows = product.similarity.prepared(x, y)
@@ -334,7 +327,7 @@ class RobustLoss(Loss):
         if 0 in call.shape:
             self._warn(call, relation, product, None)
             return unexplained(_zero(call))
-        product, raw = product.at(len(call.embeddings)), widen(call.embeddings, call.ref_emb)
+        product, raw = product.at(len(call.embeddings)), tensors.widen(call.embeddings, call.ref_emb)
         rows = product.similarity.prepared(*raw)
         pairs = dense_pairs(product, *rows, relation, call.indices, once=self.listed_once, raw=raw)
         self._warn(call, relation, product, Had(pairs.had_positive, pairs.had_negative))
@@ -391,5 +384,5 @@ class RobustLoss(Loss):
 
 def _zero(call: Call) -> Tensor:
     """A zero connected to the autograd graph, for a batch without rows or references."""
-    x, y = widen(call.embeddings, call.reference)
+    x, y = tensors.widen(call.embeddings, call.reference)
     return x.sum() * 0 if y is None else x.sum() * 0 + y.sum() * 0

@@ -1,7 +1,5 @@
 """Losses of the softmax family: NT-Xent, SupCon, circle, N-pair, tuplet margin, neighborhood components."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch
@@ -12,10 +10,9 @@ from nearfar._utils.settings import Number, Positive, ZeroOrMore
 from nearfar._utils.tensors import hidden, readable, widen
 from nearfar.engines import plain_parts
 from nearfar.groups._groupings import Reduction
-from nearfar.links import Add, PerPositive, ShareLink, SoftplusLink
-from nearfar.losses.composed import Composed
-from nearfar.losses.factors import Factors
-from nearfar.losses.recipe import Recipe
+from nearfar.links import Add, ShareLink, SoftplusLink
+from nearfar.losses.factors import Factors, softmax_factors
+from nearfar.losses.recipe import Composed, Recipe
 from nearfar.losses.robust import Call
 from nearfar.pairs import AngularMargin, CircleScore, Identity, Linear, are_opposite
 from nearfar.relations.one_a_class import first_two
@@ -50,12 +47,7 @@ class NTXent(Recipe):
     reduction: Reduction = "mean"
 
     def factors(self) -> Factors:  # noqa: D102
-        return Factors(
-            pair=Linear(scale=1 / self.temperature),
-            over=(Mean(), KL(1.0, normalized=False)),
-            groups="anchor_sign",
-            link=PerPositive(),
-        )
+        return softmax_factors(Linear(scale=1 / self.temperature))
 
 
 class SupCon(Recipe):
@@ -86,13 +78,8 @@ class SupCon(Recipe):
     reduction: Reduction = "nonzero"
 
     def factors(self) -> Factors:  # noqa: D102
-        return Factors(
-            pair=(Linear(scale=1 / self.temperature), Identity(1 / self.temperature)),
-            over=(Mean(), KL(1.0, normalized=False)),
-            groups="anchor_sign",
-            link=Add(both=True),
-            members="all",
-        )
+        pair, over = (Linear(scale=1 / self.temperature), Identity(1 / self.temperature)), KL(1.0, normalized=False)
+        return Factors(pair=pair, over=(Mean(), over), groups="anchor_sign", link=Add(both=True), members="all")
 
 
 class Circle(Recipe):
@@ -126,12 +113,8 @@ class Circle(Recipe):
     reduction: Reduction = "nonzero"
 
     def factors(self) -> Factors:  # noqa: D102
-        return Factors(
-            pair=CircleScore(self.margin, self.scale),
-            over=KL(1.0, normalized=False),
-            groups="anchor_sign",
-            link=SoftplusLink(),
-        )
+        pair = CircleScore(self.margin, self.scale)
+        return Factors(pair=pair, over=KL(1.0, normalized=False), groups="anchor_sign", link=SoftplusLink())
 
 
 class NCA(Recipe):
@@ -162,9 +145,8 @@ class NCA(Recipe):
     usual = {"similarity": NegSquaredEuclidean}
 
     def factors(self) -> Factors:  # noqa: D102
-        return Factors(
-            pair=Identity(self.scale), over=KL(1.0, normalized=False), groups="anchor_sign", link=ShareLink()
-        )
+        pair = Identity(self.scale)
+        return Factors(pair=pair, over=KL(1.0, normalized=False), groups="anchor_sign", link=ShareLink())
 
 
 class TupletMargin(Recipe):
@@ -195,12 +177,7 @@ class TupletMargin(Recipe):
     reduction: Reduction = "mean"
 
     def factors(self) -> Factors:  # noqa: D102
-        return Factors(
-            pair=AngularMargin(-self.margin, self.scale),
-            over=(Mean(), KL(1.0, normalized=False)),
-            groups="anchor_sign",
-            link=PerPositive(),
-        )
+        return softmax_factors(AngularMargin(-self.margin, self.scale))
 
 
 class NPair(Composed):
@@ -231,9 +208,7 @@ class NPair(Composed):
     anchors = "others"
 
     def factors(self) -> Factors:  # noqa: D102
-        return Factors(
-            pair=Linear(), over=(Mean(), KL(1.0, normalized=False)), groups="anchor_sign", link=PerPositive()
-        )
+        return softmax_factors(Linear())
 
     def _value(self, call: Call) -> Tensor:
         value = self._cross_entropy(call)

@@ -1,19 +1,18 @@
-"""`SpreadFloor`: a term that keeps the rows of a batch from collapsing into one or two clusters."""
-
-from __future__ import annotations
+"""`SpreadFloor`: a term that keeps the rows of a batch from collapsing onto one line."""
 
 from dataclasses import field, replace
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 
-from nearfar._utils.settings import Positive
+from nearfar._utils.checks import check_positive
 from nearfar._utils.shortcuts import check_part
 from nearfar.losses.annealing import advance
 from nearfar.losses.explanation import Explanation
 from nearfar.losses.robust import Call, Loss
 
-__all__ = ["SpreadFloor", "spread"]
+__all__ = ["SpreadFloor"]
 
 LEAST = 1e-6
 """Added to the spread, so that equal rows give a finite value; float32 is no more accurate."""
@@ -30,6 +29,8 @@ class SpreadFloor(Loss):
     each class they reduce V by about (M-1)/(n-1). So a floor must lie below 1 - 1/d - (M-1)/(n-1); ½ does for d ≥ 3 and
     batches of six classes or more.
 
+    Algebra: a loss + weight · [log(floor / spread of the batch)]₊.
+
     At collapse, a hard-mining loss is bounded, and its gradient on two rows does not depend on their distance. This
     term is unbounded, and its gradient grows like one over the distance. Above the floor it is 0, which leaves the loss
     unchanged.
@@ -42,19 +43,18 @@ class SpreadFloor(Loss):
     Relations: above the floor it is `loss`, exactly, value and gradient.
 
     >>> import torch, nearfar as nf
-    >>> from nearfar.losses.spread import SpreadFloor
     >>> rows, labels = torch.eye(6), torch.tensor([0, 0, 1, 1, 2, 2])
     >>> loss = nf.losses.Triplet(mining="hard")
-    >>> bool(SpreadFloor(loss)(rows, labels) == loss(rows, labels))
+    >>> bool(nf.losses.SpreadFloor(loss)(rows, labels) == loss(rows, labels))
     True
     >>> heap = torch.tensor([1.0, 0.0]) + 0.01 * rows[:, :2]
-    >>> bool(SpreadFloor(loss)(heap, labels) > 2 + loss(heap, labels))
+    >>> bool(nf.losses.SpreadFloor(loss)(heap, labels) > 2 + loss(heap, labels))
     True
     """
 
     loss: Loss = field(kw_only=False)
     floor: float = 0.5
-    weight: Positive = 1.0
+    weight: Annotated[float, check_positive] = 1.0
 
     def _remake(self) -> None:
         check_part("SpreadFloor", "loss", self.loss, Loss, "nf.losses.Triplet()")

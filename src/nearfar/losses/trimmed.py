@@ -1,7 +1,5 @@
 """Losses for noisy labels: the hardest pairs are left out, of both signs together or of the positive ones only."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from nearfar._utils.checks import number_of

@@ -8,16 +8,9 @@ from typing import Literal
 
 from nearfar._utils.checks import check_choice, check_whole
 from nearfar._utils.settings import Number, ZeroOrMore
-from nearfar.groups._groupings import Product, Reduction
-from nearfar.groups._triplets import (
-    AngularScore,
-    Positive,
-    Rule,
-    SemiHardBand,
-    Triplets,
-    difference,
-    nearest_difference,
-)
+from nearfar.groups import AngularScore, Positive, Product, Rule, SemiHardBand, Triplets
+from nearfar.groups._groupings import Reduction
+from nearfar.groups._triplets import difference, nearest_difference
 from nearfar.links import HingeLink
 from nearfar.losses.annealing import Anneal, Annealing, advance
 from nearfar.losses.factors import Factors
@@ -79,9 +72,7 @@ class Triplet(Recipe):
         _anneal(self.anneal, self.mining)
         if self.mining == "hard":
             if self.swap:
-                raise ValueError(
-                    'Triplet: swap compares single triplets, which mining="hard" does not form; use "all".'
-                )
+                raise ValueError('Triplet: swap compares triplets, which mining="hard" does not form; use "all".')
             link = HingeLink(self.margin, self.smooth)
             return Factors(pair=Linear(), over=Worst(), groups="anchor_sign", link=link)
         check_choice("Triplet", "reduction", self.reduction, ("mean", "nonzero"))
@@ -165,9 +156,5 @@ class Angular(Recipe):
     def factors(self) -> Factors:  # noqa: D102
         if not 0 < self.degrees < 90:
             raise ValueError(f"Angular: degrees must lie between 0 and 90, but came as {self.degrees!r}.")
-        compare = AngularScore(math.tan(math.radians(self.degrees)) ** 2)
-        return Factors(
-            pair=Identity(),
-            over=KL(1.0, normalized=False, zero_member=True),
-            groups=Positive(Rule(compare, wants_reference=True)),
-        )
+        groups = Positive(Rule(AngularScore(math.tan(math.radians(self.degrees)) ** 2), wants_reference=True))
+        return Factors(pair=Identity(), over=KL(1.0, normalized=False, zero_member=True), groups=groups)

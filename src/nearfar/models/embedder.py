@@ -1,7 +1,5 @@
 """A network that computes embeddings: a trunk, pooling of feature maps, a head, scaling to unit length."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -93,7 +91,7 @@ class Embedder(Keywords, nn.Module):
         modes = [(module, module.training) for module in self.trunk.modules()]
         self.trunk.eval()
         with torch.no_grad():
-            z = self.trunk(torch.zeros(1, *size))
+            z = self.trunk(torch.zeros(1, *size, dtype=next(self.trunk.parameters(), torch.empty(0)).dtype))
         for module, training in modes:
             module.training = training
         if z.ndim not in (2, 4):

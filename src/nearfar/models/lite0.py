@@ -4,8 +4,6 @@ Modules have the names of that package's state dict, so that its weights load un
 which for a stride of two puts the odd pixel at the right and the bottom; the epsilon of the normalization is 1e-3.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from torch import Tensor, nn

@@ -1,7 +1,5 @@
 """Networks by name: ours, and those of timm and torchvision; and the default network for a shape of inputs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 
@@ -105,10 +103,6 @@ def _small(inputs: Shape | None, pretrained: bool, hidden: int | None) -> Backbo
     return small(size[0]), size, (0.0,), (1.0,)
 
 
-def _linear(inputs: Shape | None, pretrained: bool, hidden: int | None) -> Backbone:
-    return nn.Flatten(), _vector("linear", inputs), (0.0,), (1.0,)
-
-
 def _mlp(inputs: Shape | None, pretrained: bool, hidden: int | None) -> Backbone:
     size = _vector("mlp", inputs)
     layers = (nn.Flatten(), linear(torch.Size(size).numel(), 512 if hidden is None else hidden, "hidden"), nn.ReLU())
@@ -130,7 +124,7 @@ def _lite0(inputs: Shape | None, pretrained: bool, hidden: int | None) -> Backbo
 
 OWN: dict[str, Callable[[Shape | None, bool, int | None], Backbone]] = {
     "small": _small,
-    "linear": _linear,
+    "linear": lambda inputs, pretrained, hidden: (nn.Flatten(), _vector("linear", inputs), (0.0,), (1.0,)),
     "mlp": _mlp,
     "lite0": _lite0,
 }

@@ -24,7 +24,7 @@ from nearfar.evaluation._preprocessing import describe, from_description
 from nearfar.models.embedder import POOLS, Embedder, freeze_norms, group_norms
 from nearfar.models.registry import OWN, build, network_for
 
-__all__ = ["Network", "Saved", "load", "read"]
+__all__ = ["Network", "Saved", "load", "of_checkpoint", "read"]
 
 FORMAT = 1
 KEY = "nearfar"
@@ -51,11 +51,11 @@ class Network:
     float64: bool = False
     flip: bool = False
 
-    def make(self) -> Embedder:
-        """Build the network with arbitrary weights."""
+    def make(self, *, pretrained: bool = False, weights: str | None = None) -> Embedder:
+        """Build the network, by default with arbitrary weights; arguments as in `build`."""
         options = asdict(self)
         replace_norms, freeze, double = (options.pop(name) for name in ("group_norms", "freeze_norms", "float64"))
-        model = build(**options, pretrained=False)
+        model = build(**options, pretrained=pretrained, weights=weights)
         if replace_norms:
             group_norms(model)
         if freeze:
@@ -84,7 +84,7 @@ class Network:
             raise ValueError(f"a size is not a whole number from 1 to {LARGEST:,}")
         if not 1 <= len(inputs) <= 4 or math.prod(inputs) > LARGEST:
             raise ValueError("its input is not a vector or picture of a usual size")
-        flags = [given[name] for name, kind in types.items() if kind == "bool"]
+        flags = [given[name] for name, kind in types.items() if kind is bool]
         if not all(type(flag) is bool for flag in flags) or given["pool"] not in POOLS:
             raise ValueError("a setting has an unknown value")
         return Network(**{**given, "name": str(given["name"]), "inputs": tuple(inputs)})
@@ -167,7 +167,11 @@ def _of_run(folder: Path) -> Saved:
     path = folder / "checkpoints" / "best.pt"
     if not (folder / "config.yaml").is_file():
         raise FileNotFoundError(f"models: {folder} holds no config.yaml; name the folder that `nearfar train` wrote.")
-    state = load_checkpoint(path, BEST)
+    return of_checkpoint(path, load_checkpoint(path, BEST))
+
+
+def of_checkpoint(path: Path, state: Mapping[str, Any]) -> Saved:
+    """The network in the state of a checkpoint of this path."""
     try:
         shape, name = tuple(state["inputs"]["shape"]), state["inputs"]["transform"]
         network = Network.of_run(state["config"], shape)

@@ -1,7 +1,5 @@
 """The network "small": three convolutions for gray-scale drawings."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

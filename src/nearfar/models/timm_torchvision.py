@@ -1,7 +1,5 @@
 """Networks of timm and torchvision as trunks, without their classifiers."""
 
-from __future__ import annotations
-
 import difflib
 from collections import OrderedDict
 from importlib import import_module
@@ -42,11 +40,14 @@ def from_timm(name: str, pretrained: bool, weights: Weights | None = None) -> Ba
     timm = _library("timm")
     if not timm.is_model(name.split(".")[0]):
         raise _unknown("timm", name, timm.list_models(), "timm.list_models()")
-    with download(f"timm:{name}", _endpoint() if pretrained else None):
+    host = str(_library("huggingface_hub").constants.ENDPOINT) if pretrained else None
+    with download(f"timm:{name}", host):
         trunk = timm.create_model(name, pretrained=pretrained, num_classes=0, global_pool="")
     config = timm.data.resolve_model_data_config(trunk)
     size = tuple(config["input_size"])
-    if _output_dims(trunk, size) == 3:  # tokens [b, n, c], which the transformer pools in its own way
+    with torch.no_grad():
+        dims = trunk.eval()(torch.zeros(1, *size)).ndim
+    if dims == 3:  # tokens [b, n, c], which the transformer pools in its own way
         trunk = timm.create_model(name, pretrained=pretrained, num_classes=0)
     if weights is not None:
         classifier = trunk.pretrained_cfg.get("classifier") or CLASSIFIERS
@@ -61,11 +62,6 @@ def _unknown(library: str, name: str, known: list[str], where: str) -> ValueErro
     return ValueError(f"models: {library} has no model {name!r}; {hint}")
 
 
-def _output_dims(trunk: nn.Module, size: Shape) -> int:
-    with torch.no_grad():
-        return int(trunk.eval()(torch.zeros(1, *size)).ndim)
-
-
 def from_torchvision(name: str, pretrained: bool, weights: Weights | None = None) -> Backbone:
     """Build a trunk of torchvision: feature maps for known architectures, else vectors by its own pooling."""
     models = _library("torchvision").models
@@ -74,7 +70,9 @@ def from_torchvision(name: str, pretrained: bool, weights: Weights | None = None
     address = models.get_model_weights(name).DEFAULT.url if pretrained else None
     inception = name in INCEPTION
     plain: dict[str, Any] = {"aux_logits": False, "init_weights": weights is None} if inception else {}
-    with download(f"torchvision:{name}", None if address is None or _is_downloaded(address) else address):
+    if address and (Path(torch.hub.get_dir()) / "checkpoints" / Path(urlsplit(address).path).name).is_file():
+        address = None  # it lies in torch's cache
+    with download(f"torchvision:{name}", address):
         network = models.get_model(name, weights="DEFAULT") if pretrained else models.get_model(name, **plain)
     is_whole = weights is not None and bool(weights.state.keys() & network.state_dict().keys())
     if weights is not None and is_whole:
@@ -104,13 +102,3 @@ def _cut(name: str, network: Any) -> nn.Module:
             trunk: nn.Module = network
             return trunk
     raise ValueError(f"models: the classifier of torchvision's {name!r} was not found; use another network, or timm's.")
-
-
-def _endpoint() -> str:
-    """The host that timm's weights are downloaded from."""
-    return str(_library("huggingface_hub").constants.ENDPOINT)
-
-
-def _is_downloaded(address: str) -> bool:
-    """Whether the file is already in torch's cache."""
-    return (Path(torch.hub.get_dir()) / "checkpoints" / Path(urlsplit(address).path).name).is_file()

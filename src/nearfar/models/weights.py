@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 __all__ = ["Weights", "download", "is_reachable"]
@@ -47,9 +48,8 @@ class Weights:
         if not path.is_file():
             raise FileNotFoundError(f"models: there is no file of weights {path}.")
         try:
-            state = (
-                _load_safetensors(path) if path.suffix == ".safetensors" else torch.load(path, "cpu", weights_only=True)
-            )
+            tensors = path.suffix == ".safetensors"
+            state: Any = load_file(path) if tensors else torch.load(path, "cpu", weights_only=True)
         except pickle.UnpicklingError:
             raise ValueError(
                 f"models: the weights {path} cannot be read, because they hold more than tensors, which could run "
@@ -94,14 +94,6 @@ class Weights:
                     "file of this very network, or save the state_dict of its trunk."
                 )
         network.load_state_dict(given, strict=False)
-
-
-def _load_safetensors(path: Path) -> dict[str, Any]:
-    try:
-        from safetensors.torch import load_file
-    except ImportError:
-        raise ImportError("safetensors is not installed: pip install safetensors") from None
-    return dict(load_file(path))
 
 
 @contextmanager

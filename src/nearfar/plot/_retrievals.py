@@ -20,8 +20,7 @@ from nearfar.report._similarities import SIMILARITIES, Metric
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-STEP = 1.25
-"""The distance of neighboring pictures, in widths of a picture."""
+STEP = 1.25  # the distance of neighboring pictures, in widths of a picture
 
 
 def gallery(

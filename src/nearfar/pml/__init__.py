@@ -7,8 +7,6 @@ would not be PML's (a subclass, an unknown distance or reducer, collected statis
 computes it. docs/start/from-pml.md lists the classes.
 """
 
-from __future__ import annotations
-
 import sys
 from importlib import import_module
 from typing import Any

@@ -5,8 +5,6 @@
 that they derive from.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -18,8 +16,7 @@ from typing import Any
 
 HERE = "nearfar.pml"
 THERE = "pytorch_metric_learning"
-REPLACED = ("losses", "miners")
-"""Packages in which some classes are nearfar's."""
+REPLACED = ("losses", "miners")  # packages in which some classes are nearfar's
 
 
 def delegate(module: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:

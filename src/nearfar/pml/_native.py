@@ -7,7 +7,7 @@ of the arguments. If so, our code runs with the present settings; otherwise PML'
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from functools import cache
 from inspect import getattr_static
@@ -25,25 +25,42 @@ from nearfar.groups._groupings import Reduction
 from nearfar.sets import Dual, Mean, UncertaintySet
 from nearfar.similarity import Cosine, Dot, NegEuclidean, NegSquaredEuclidean, Similarity
 
-__all__ = [
-    "Indices",
-    "Setup",
-    "find_similarity",
-    "is_ours",
-    "is_plain",
-    "masks",
-    "record",
-    "reducer_key",
-    "setup",
-    "suit",
-]
-
-Indices = tuple[Tensor, ...]
-"""(anchor, positive, negative), or (anchor, positive, anchor, negative)."""
+Indices = tuple[Tensor, ...]  # (anchor, positive, negative), or (anchor, positive, anchor, negative)
 Number = TypeVar("Number", float, Tensor)
 ROWS = frozenset({Tensor, nn.Parameter})
 SCALARS = (bool, int, float, str, type(None))
 """Types of settings that nearfar's losses accept; with others, such as a tensor, PML computes."""
+
+
+class Mined(tuple[Tensor, ...]):
+    """An index tuple like those of PML's miners, with masks [n, m] of the chosen pairs for the loss that uses it.
+
+    The indices are (anchor, positive, anchor, negative), or (anchor, positive, negative). With masks, no pair is listed
+    twice.
+    """
+
+    def __new__(
+        cls, indices: Iterable[Tensor], positive: Tensor | None = None, negative: Tensor | None = None
+    ) -> Mined:
+        """Make a tuple of the indices."""
+        made = super().__new__(cls, indices)
+        made._masks = None if positive is None or negative is None else (positive, negative)
+        made._versions = [each._version for each in made]
+        return made
+
+    _masks: tuple[Tensor, Tensor] | None
+    _versions: list[int]
+
+    @property
+    def unchanged(self) -> bool:
+        """Whether no index was modified since the miner made it."""
+        return [each._version for each in self] == self._versions
+
+    def masks(self, shape: tuple[int, int]) -> tuple[Tensor, Tensor] | None:
+        """The masks for a batch of this shape; None if there are none, or if an index was modified since."""
+        if self._masks is None or self._masks[0].shape != shape:
+            return None
+        return self._masks if self.unchanged else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,21 +76,13 @@ class Total(Mean):
 
 @dataclass(frozen=True, eq=False)
 class Setup:
-    """The distance and reducer of a PML loss, converted to nearfar's.
+    """The distance and reducer of a PML loss, converted to nearfar's."""
 
-    Args:
-        similarity: the distance as a similarity (larger = more similar).
-        inverted: PML's distance is itself a similarity: larger numbers mean more similar.
-        reducer: the class of PML's reducer.
-        reduction: the reducer, if terms are anchors or positive pairs.
-        over: the reducer, if terms are pairs or triplets.
-    """
-
-    similarity: Similarity
-    inverted: bool
-    reducer: type[nn.Module]
-    reduction: Reduction
-    over: UncertaintySet
+    similarity: Similarity  # the distance as a similarity (larger = more similar)
+    inverted: bool  # PML's distance is itself a similarity: larger numbers mean more similar
+    reducer: type[nn.Module]  # the class of PML's reducer
+    reduction: Reduction  # the reducer, if terms are anchors or positive pairs
+    over: UncertaintySet  # the reducer, if terms are pairs or triplets
 
     def score(self, number: Number) -> Number:
         """Convert a number in the units of PML's distance, such as a margin, to a score."""
@@ -195,7 +204,7 @@ def masks(labels: Tensor, ref_labels: Tensor | None) -> tuple[Tensor, Tensor]:
 
 
 def record(kept: Replays, key: Hashable, run: Run, module: Any, given: Given) -> Any:
-    """The result of `run(module, given)` by a recording on a GPU; None if the call must be computed as usual."""
+    """The result of `run(module, given)` by a recording; None if the call must be computed as usual."""
     (x,) = given[:1]
     device = x.device.type if x is not None else "cpu"
     if device not in recordings.DEVICES or torch.is_autocast_enabled(device) or recordings.watched():

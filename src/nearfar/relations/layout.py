@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from nearfar.relations.near import Near, Weights, listed
+from nearfar.relations.near import Near, Weights, listed, ranges
 
 __all__ = ["ID", "NEGATIVE", "NOWHERE", "POSITION", "POSITION_THEN_ID", "POSITIVE", "Layout", "Narrow", "Sorted",
            "flags_of", "list_own", "listed_layout"]  # fmt: skip
@@ -272,8 +272,8 @@ class Sorted:
         flat = self.flat
         row, col, positive = flat[1:] if flat else list_own(self.start, self.end, self.listed, self.samples)
         row, col = row[positive], col[positive]
-        count = torch.zeros_like(own).index_add_(0, row, torch.ones_like(row))
-        within = torch.arange(len(row), device=own.device) - (count.cumsum(0) - count)[row]
+        count = torch.bincount(row, minlength=n)
+        within = ranges(torch.zeros_like(count), count)[1]
         width = max(1, int(count.amax()))
         # padding repeats the row's first column, which is close to its others in memory
         place = self.start.clamp(max=max(0, self.size - 1)) if self.listed is None else torch.zeros_like(own)
@@ -302,9 +302,7 @@ class Sorted:
 
 def list_own(start: Tensor, end: Tensor, listed: Both | None, samples: Both | None) -> tuple[Tensor, Tensor, Tensor]:
     """Pairs that are not negative: rows [k], columns [k], and which are positive [k]; arguments as in `Sorted`."""
-    count = end - start
-    row = torch.repeat_interleave(torch.arange(len(start), device=start.device), count)
-    col = torch.arange(len(row), device=start.device) - (count.cumsum(0) - count - start)[row]
+    row, col = ranges(start, end)
     positive = torch.ones_like(col, dtype=torch.bool)
     if listed is not None:
         col, positive = listed[0][col], listed[1][col]
@@ -353,12 +351,7 @@ def listed_layout(
 ) -> Layout | None:
     """The layout of a relation whose pairs that are not negative fit in a short list; None if there are too many.
 
-    Args:
-        shape: (n, m).
-        square: the columns are the rows.
-        orders: see `Layout`.
-        near: pairs of one label, pairs of one sample, and valid pairs, as `near.listed` takes them.
-        weights: of rows and columns, or of pairs.
+    `near` has the pairs of one label, the pairs of one sample, and the valid pairs, as `near.listed` takes them.
     """
     found = None if isinstance(weights, Tensor) else listed(shape, near[0], near[1], near[2], weights)
     if found is None:

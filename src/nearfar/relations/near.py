@@ -13,7 +13,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-__all__ = ["Near", "Weights", "consistent", "entries", "listed", "meetings", "own_pairs", "together"]
+__all__ = ["Near", "Weights", "consistent", "entries", "listed", "meetings", "own_pairs", "ranges", "together"]
 
 Kind = TypeVar("Kind")
 Weights = tuple[Tensor, Tensor] | Tensor
@@ -61,24 +61,22 @@ def most_listed(shape: tuple[int, int]) -> int:
 def meetings(rows: tuple[Tensor, ...], cols: tuple[Tensor, ...], shape: tuple[int, int]) -> Tensor | None:
     """Flat indices i·m + j of the pairs with a common label, once per common label; None if there are too many.
 
-    Args:
-        rows: row indices [a] and a label [a] of each; a row occurs once per label.
-        cols: column indices [b] and a label [b] of each.
-        shape: (n, m).
+    Rows and columns are given as indices [a] and a label [a] of each; a row occurs once per label.
     """
     (row, mine), (col, theirs) = rows, cols
     theirs, order = theirs.sort()
-    start, end = (
-        torch.searchsorted(theirs, mine.contiguous()),
-        torch.searchsorted(theirs, mine.contiguous(), right=True),
-    )
-    count = end - start
-    total = int(count.sum())
-    if total > most_listed(shape):
+    start, end = (torch.searchsorted(theirs, mine.contiguous(), right=right) for right in (False, True))
+    if int((end - start).sum()) > most_listed(shape):
         return None
-    which = torch.repeat_interleave(torch.arange(len(row), device=row.device), count, output_size=total)
-    within = torch.arange(total, device=row.device) - (count.cumsum(dim=0) - count)[which]
-    return row[which] * shape[1] + col[order[start[which] + within]]
+    which, place = ranges(start, end)
+    return row[which] * shape[1] + col[order[place]]
+
+
+def ranges(start: Tensor, end: Tensor) -> tuple[Tensor, Tensor]:
+    """The i [k] of all integers from start[i] to end[i] - 1, and these integers [k], one i after the other."""
+    count = end - start
+    which = torch.repeat_interleave(torch.arange(len(start), device=start.device), count)
+    return which, torch.arange(len(which), device=start.device) - (count.cumsum(0) - count - start)[which]
 
 
 def entries(mask: Tensor) -> Tensor | None:
@@ -97,12 +95,7 @@ def own_pairs(
 ) -> Tensor | None:
     """Flat indices of the pairs of a sample with itself; None if there are too many.
 
-    Args:
-        shape: (n, m).
-        device: the device of the relation.
-        ids: ids of the rows [n] and of the columns [m], or None.
-        positions: whether column i is row i.
-        itself: recognizes a row's own sample exactly, given indices of rows and columns.
+    Candidates are column i of row i (with `positions`) and equal ids; `itself` decides exactly, given their indices.
     """
     (n, m), (mine, theirs) = shape, ids
     row, col = torch.arange(n, device=device), torch.arange(m, device=device)
@@ -126,7 +119,7 @@ def listed(
         same: [a] flat indices of the pairs that share a label, in any order; a pair may occur several times.
         own: [b] flat indices of the pairs of a sample with itself, likewise.
         known: [n, m] which pairs count; None for all.
-        weights: the weights of the relation; pairs of weight 0 do not count.
+        weights: see `Weights`; pairs of weight 0 do not count.
     """
     n, m = shape
     if same is None:  # checked before anything is computed for all pairs

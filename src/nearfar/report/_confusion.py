@@ -1,7 +1,5 @@
 """Confusion of the worst classes: the classes of the nearest neighbors of their queries."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,14 +30,9 @@ class Row:
 
 
 def confusion(x: Tensor, y: Tensor, evaluation: Evaluation, rows: np.ndarray, nearest: np.ndarray) -> list[Row]:
-    """Compute the rows of the confusion table, worst class first.
+    """Compute the rows of the confusion table of the worst classes of an evaluation, worst class first.
 
-    Args:
-        x: [n, d] vectors.
-        y: [n] labels.
-        evaluation: determines the worst classes.
-        rows: rows whose nearest neighbor is known, among them all rows of the worst classes.
-        nearest: the nearest other row of each of these rows.
+    The nearest other row is known of some `rows` of x [n, d], among them all rows of the worst classes.
     """
     labels = y.numpy()
     worst = [row.label for row in evaluation.worst]

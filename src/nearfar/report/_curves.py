@@ -4,8 +4,6 @@ A chart is as wide as a telephone, so that its labels appear in their given size
 on a larger screen.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from html import escape
@@ -60,14 +58,8 @@ def curve_data(panel: Panel, steps: tuple[float, float]) -> dict[str, object]:
 class Axis:
     """A map from values to pixels, linear or logarithmic, with ticks at round numbers.
 
-    Args:
-        low: the value at `start`.
-        high: the value at `end`.
-        start: the pixel of `low`.
-        end: the pixel of `high`.
-        log: whether the scale is logarithmic.
-        names: the names of the places 0, 1, ... on an axis of choices.
-        name: a short label, for an axis of x.
+    It maps `low` to the pixel `start`, and `high` to `end`. An axis of choices has the `names` of the places 0, 1, ...;
+    an axis of x may have a short label `name`.
     """
 
     def __init__(

@@ -5,8 +5,6 @@ score. Half of the gallery are the worst failures, a quarter are failures of the
 right answers drawn at random.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,31 +17,21 @@ from nearfar.evaluation._neighbors import neighbors
 from nearfar.evaluation._retrieval import PerQuery
 from nearfar.report._similarities import SIMILARITIES, Metric, prepare
 
-TILE = 2**22
-"""Entries of one tile of scores: 16 MB in float32."""
+TILE = 2**22  # entries of one tile of scores: 16 MB in float32
 
 
 @dataclass(frozen=True)
 class Query:
-    """One query and its nearest neighbors.
+    """One query and its nearest neighbors."""
 
-    Attributes:
-        row: the row of the query.
-        rank: rank of the first right answer, from 1.
-        gap: best wrong score minus best right score, above 0 for a failure; None if there is no wrong answer.
-        near: the neighbors' rows, nearest first.
-        scores: their scores.
-        right: the row of the first right answer.
-        right_score: its score.
-    """
-
-    row: int
-    rank: int
+    row: int  # the row of the query
+    rank: int  # rank of the first right answer, from 1
+    # best wrong score minus best right score, above 0 for a failure; None if there is no wrong answer
     gap: float | None
-    near: tuple[int, ...]
-    scores: tuple[float, ...]
-    right: int
-    right_score: float
+    near: tuple[int, ...]  # the neighbors' rows, nearest first
+    scores: tuple[float, ...]  # their scores
+    right: int  # the row of the first right answer
+    right_score: float  # its score
 
 
 def gallery(

@@ -4,8 +4,6 @@ A source is a pair of arrays, `Vectors`, a `vectors.npz` (x, y and optionally na
 (config.yaml, journal.jsonl, embeddings.npz). The page names what a source lacks.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,10 +13,10 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from nearfar._utils.arrays import in_words, labels_of, rows_of
+from nearfar._utils.arrays import in_words, labels_of, rows_of, words_of
 from nearfar._utils.files import inside, read_arrays
 from nearfar._utils.tensors import check_embeddings, check_labels
-from nearfar.evaluation._vectors import Vectors
+from nearfar.evaluation._vectors import Vectors, name_classes
 from nearfar.evaluation.vectors_folder import is_folder_of_vectors, open_folder
 from nearfar.report._journal import Journal, read_journal
 
@@ -30,27 +28,16 @@ KEYS = ("x", "y", "name", "classes", "images")
 
 @dataclass(frozen=True, eq=False)
 class Inputs:
-    """The inputs of a report.
+    """The inputs of a report."""
 
-    Attributes:
-        x: [n, d] float vectors on the CPU.
-        y: [n] int64 labels.
-        names: one name per row: a file name, or "row 17".
-        classes: label -> the name of the class.
-        picture: row -> an array, a path or a PIL image; None without pictures.
-        journal: the training curves, possibly none.
-        config: the text of config.yaml, possibly empty.
-        title: title of the page.
-    """
-
-    x: Tensor
-    y: Tensor
-    names: tuple[str, ...]
-    classes: dict[int, str]
-    picture: ImageReader | None
-    journal: Journal
-    config: str
-    title: str
+    x: Tensor  # [n, d] float vectors on the CPU
+    y: Tensor  # [n] int64 labels
+    names: tuple[str, ...]  # one name per row: a file name, or "row 17"
+    classes: dict[int, str]  # label -> the name of the class
+    picture: ImageReader | None  # row -> an array, a path or a PIL image; None without pictures
+    journal: Journal  # the training curves, possibly none
+    config: str  # the text of config.yaml, possibly empty
+    title: str  # title of the page
 
 
 def read_inputs(
@@ -81,11 +68,10 @@ def read_inputs(
         word = path.resolve().name if path.is_dir() else path.stem
         stored = _load(_vectors(path))
         if path.is_dir() and not is_folder_of_vectors(path):
-            journal, config = read_journal(path / "journal.jsonl"), _text(path / "config.yaml")
+            journal, file = read_journal(path / "journal.jsonl"), path / "config.yaml"
+            config = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
     else:
-        raise TypeError(
-            f"report: source must be (embeddings, labels), Vectors or a path, but came as {type(source).__name__}."
-        )
+        raise TypeError(f"report: source must be (embeddings, labels), Vectors or a path, not {type(source).__name__}.")
     x, y = rows_of("report", "x", stored["x"]).detach().cpu(), labels_of("report", "y", stored["y"]).detach().cpu()
     check_embeddings("report", "x", x)
     check_labels("report", "y", y, len(x), x.device)
@@ -122,14 +108,8 @@ def _load(path: Path) -> dict[str, Any]:
     images = stored.get("images")
     if images is not None and (images.ndim not in (3, 4) or images.dtype.kind not in "bu"):
         # strings would be read as paths, which an untrusted file must not choose
-        raise TypeError(
-            f"report: images in {path} must be uint8 [n, h, w] or [n, h, w, 3], but are {in_words(images)}."
-        )
+        raise TypeError(f"report: images in {path} must be uint8 [n, h, w] or [n, h, w, 3], not {in_words(images)}.")
     return stored
-
-
-def _text(path: Path) -> str:
-    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
 
 
 def _sample_names(given: Any, rows: int) -> tuple[str, ...]:
@@ -145,7 +125,7 @@ def _words(name: str, given: Any) -> tuple[str, ...]:
     """Strings from a list or an array [n]; numbers and dates are formatted."""
     if isinstance(given, np.ndarray) and (given.ndim != 1 or given.dtype.kind not in "USiuM"):
         raise TypeError(f"report: {name} must be words [n], but came as {in_words(given)}.")
-    return tuple(word.decode(errors="replace") if isinstance(word, bytes) else str(word) for word in given)
+    return words_of("report", name, given)
 
 
 def _class_names(given: Any, y: Tensor) -> dict[int, str]:
@@ -156,15 +136,7 @@ def _class_names(given: Any, y: Tensor) -> dict[int, str]:
         return plain
     if isinstance(given, Mapping):
         return plain | {int(label): str(name) for label, name in given.items()}
-    words = _words("classes", given)
-    if len(words) == len(labels):
-        return dict(zip(labels, words, strict=True))
-    if not labels or (min(labels) >= 0 and max(labels) < len(words)):
-        return {label: words[label] for label in labels}
-    raise ValueError(
-        f"report: classes must name each of the {len(labels)} labels in ascending order, or each of 0..{max(labels)}, "
-        f"but {len(words)} names came."
-    )
+    return name_classes(labels, _words("classes", given), "report")
 
 
 def image_reader(images: Any, names: Sequence[str], *, outside: bool = False) -> ImageReader | None:

@@ -3,8 +3,6 @@
 Steps are reduced to a few hundred buckets, each with its mean, lowest and highest value, so that peaks stay visible.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping
@@ -15,8 +13,7 @@ from typing import Any
 from nearfar._utils.journal import read_lines
 
 BUCKETS = 240
-MOST = 40
-"""The most panels of a run; quantities of the user's own callbacks come last."""
+MOST = 40  # the most panels of a run; quantities of the user's own callbacks come last
 SIDES = {"validation": "held-out classes", "test": "test classes"}
 QUANTITIES = (
     (r"loss", "Loss", ""),
@@ -35,8 +32,7 @@ QUANTITIES = (
     (r"lr", "Learning rate", "of the trunk"),
 )
 """Pattern of a name in the journal, title and unit of its panel. Shares are shown in percent."""
-LARGEST = 1e300
-"""Larger numbers count as infinite, because no axis can show them."""
+LARGEST = 1e300  # larger numbers count as infinite, because no axis can show them
 SKIPPED = re.compile(r"^(step|epoch|time|seconds|elapsed|wall.*|training classes)$")
 
 

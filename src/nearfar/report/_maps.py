@@ -4,8 +4,6 @@ Both maps show the same points. If there are more than the limit, whole classes 
 at random, because a few points do not show a class.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,25 +14,18 @@ from nearfar._utils.extras import command, is_there
 from nearfar.report._similarities import Metric, prepare
 
 MOST_FOR_TSNE = 3000
-GRID = 10_000
-"""Coordinates are integers from 0 to this: finer than a screen, and short as text."""
+GRID = 10_000  # coordinates are integers from 0 to this: finer than a screen, and short as text
 
 
 @dataclass(frozen=True, eq=False)
 class Map:
-    """Points of the map.
+    """Points of the map."""
 
-    Attributes:
-        rows: [p] the rows that are shown.
-        pca: [p, 2] coordinates along the principal axes, 0..GRID.
-        tsne: [p, 2] coordinates of t-SNE, 0..GRID; None if there are too few or too many points, or no scikit-learn.
-        explained: share of the variance that the two principal axes explain.
-    """
-
-    rows: np.ndarray
-    pca: np.ndarray
+    rows: np.ndarray  # [p] the rows that are shown
+    pca: np.ndarray  # [p, 2] coordinates along the principal axes, 0..GRID
+    # [p, 2] coordinates of t-SNE, 0..GRID; None if there are too few or too many points, or no scikit-learn
     tsne: np.ndarray | None
-    explained: float
+    explained: float  # share of the variance that the two principal axes explain
 
 
 def flat_map(x: Tensor, y: Tensor, worst: list[int], *, points: int, similarity: Metric, seed: int) -> Map:

@@ -4,8 +4,6 @@ The scores come from `nearfar.evaluate`. The data of the page's scripts is a JSO
 and the page's content security policy forbids other scripts and all connections.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterable, Sequence
@@ -19,19 +17,20 @@ from nearfar._utils.checks import check_choice, check_seed, check_whole
 from nearfar._utils.files import atomic_write
 from nearfar._utils.page import FOOTER, allow, document, hash_of
 from nearfar._utils.progress import Watch
+from nearfar.evaluation._calibration import Calibration
 from nearfar.evaluation._evaluate import Evaluation, evaluate
 from nearfar.evaluation.parallel import current_group, single_process
 from nearfar.report import _sections as sections
 from nearfar.report._confusion import Row, confusion
 from nearfar.report._curves import curve_data, span
+from nearfar.report._decision import decision
 from nearfar.report._gallery import Query, gallery, nearest
 from nearfar.report._inputs import ImageReader, Inputs, Names, Source, read_inputs
 from nearfar.report._maps import MOST_FOR_TSNE, Map, flat_map, without_tsne
 from nearfar.report._pictures import Pictures
 from nearfar.report._similarities import SIMILARITIES, Metric
 
-ROOM = 4_900_000
-"""Characters of a page of up to 200 queries at most; with more queries, more in proportion."""
+ROOM = 4_900_000  # characters of a page of up to 200 queries at most; with more queries, more in proportion
 SCRIPTS = ("theme.js", "page.js", "gallery.js", "map.js")
 
 
@@ -43,6 +42,7 @@ class Options(TypedDict, total=False):
     images: Any
     outside: bool
     findings: Iterable[Any] | None
+    calibration: Calibration | None
     title: str | None
     similarity: Metric
     ks: Sequence[int]
@@ -62,6 +62,7 @@ def build(
     images: Any = None,
     outside: bool = False,
     findings: Iterable[Any] | None = None,
+    calibration: Calibration | None = None,
     title: str | None = None,
     similarity: Metric = "cosine",
     ks: Sequence[int] = (1, 2, 4, 8),
@@ -87,6 +88,7 @@ def build(
         outside: allow names that lead out of the folder `images`, by `..` or by a link; otherwise they are an error.
         findings: findings of the doctor, each with name, severity, evidence and remedy; by default those of the
             journal of a run folder.
+        calibration: a threshold to show, with its curve and its cost (`nearfar.calibrate`).
         title: title of the page; by default the name of the file or folder.
         similarity: "cosine", "dot" or "euclidean".
         ks: which recall@K.
@@ -107,13 +109,12 @@ def build(
         check_whole("report", name, value)
     tell: Watch = watch or (lambda what, done, total: None)
     inputs = read_inputs(source, names=names, classes=classes, images=images, outside=outside, title=title)
-    evaluation = evaluate(
-        inputs.x, inputs.y, ks=ks, similarity=similarity, clustering=clustering, seed=seed, watch=watch
-    )
+    x, y = inputs.x, inputs.y
+    evaluation = evaluate(x, y, ks=ks, similarity=similarity, clustering=clustering, seed=seed, watch=watch)
     if current_group().rank:
         return ""
     with single_process():  # the ranks share the evaluation; only the first builds the page
-        x, y, worst = inputs.x, inputs.y, [row.label for row in evaluation.worst]
+        worst = [row.label for row in evaluation.worst]
         found = gallery(x, evaluation.per_query, worst, queries=queries, near=near, similarity=similarity, seed=seed)
         tell("laying out the map", 0, 0)
         layout = flat_map(x, y, worst, points=points, similarity=similarity, seed=seed)
@@ -127,6 +128,7 @@ def build(
             sections.headline(inputs.title, evaluation, x.shape[1], similarity, inputs.journal.baselines),
             sections.scores(evaluation),
         ]
+        body += [decision(calibration)] if calibration is not None else []
         body += [sections.findings(doctor)] if doctor is not None else []
         body += [sections.curves(inputs.journal)] if inputs.journal.panels else []
         body += [_gallery_section(evaluation, found), _map_section(len(x), layout)]
@@ -223,6 +225,7 @@ def _assemble(title: str, body: list[str], data: str) -> str:
 def _nav(body: str) -> str:
     titles = {
         "scores": "Scores",
+        "decision": "Threshold",
         "findings": "Findings",
         "curves": "Training",
         "gallery": "Gallery",
@@ -247,18 +250,8 @@ def page_data(
 ) -> tuple[str, int]:
     """Collect the data of the page's scripts as JSON, with rows by number and classes as indices into one list.
 
-    Args:
-        inputs: the inputs of the report.
-        evaluation: defines which queries are lone.
-        found: the queries of the gallery.
-        layout: the points of the map.
-        table: the worst classes.
-        first: row -> its nearest other row, for each row on the map.
-        limit: characters that the data with its pictures may have.
-        watch: called as watch(what, done, total) during the work.
-
-    Returns:
-        The JSON text, and how many pictures could not be read.
+    `first` maps each row of the map to its nearest other row. The data with its pictures may have `limit` characters.
+    Returns the JSON text, and how many pictures could not be read.
     """
     labels = inputs.y.tolist()
     shown = layout.rows.tolist()

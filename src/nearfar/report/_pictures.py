@@ -5,8 +5,6 @@ Small gray drawings are encoded without loss; if their background is black (as i
 to dark ink on light, and the page inverts them back in dark mode.
 """
 
-from __future__ import annotations
-
 import base64
 import io
 import os
@@ -22,8 +20,7 @@ from nearfar._utils.progress import Watch
 
 LADDER = ((128, 60), (112, 56), (96, 54), (96, 42), (80, 40), (64, 36), (48, 32), (32, 25))
 ATLAS = ((48, 40), (40, 36), (32, 32), (24, 28), (16, 25))
-DRAWING = 64
-"""The longest side, in pixels, of a gray picture that is encoded without loss."""
+DRAWING = 64  # the longest side, in pixels, of a gray picture that is encoded without loss
 
 
 @dataclass(frozen=True)

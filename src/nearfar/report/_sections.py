@@ -1,7 +1,5 @@
 """The static sections of the page: headline, scores, curves, findings, confusion, configuration. Text is escaped."""
 
-from __future__ import annotations
-
 import platform
 import re
 from collections.abc import Mapping, Sequence
@@ -176,10 +174,7 @@ def _number(value: Any) -> str:
 def confusion(table: Sequence[Row], classes: Mapping[int, str], everything: bool) -> str:
     """A heat map of the worst classes, with a count in each cell and a framed diagonal.
 
-    Args:
-        table: rows of `nearfar.report._confusion`.
-        classes: label -> name.
-        everything: whether these are all classes, which need no column for others.
+    If these are all classes (`everything`), there is no column for others.
     """
     heads = "".join(
         f'<th scope="col"><abbr title="{escape(classes[row.label])}">{place}</abbr>{_picture(row)}</th>'

@@ -1,7 +1,5 @@
 """The similarities of `nearfar.evaluate` by name; a larger score means nearer."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch

@@ -54,7 +54,7 @@ for (const place of document.querySelectorAll(".pic")) {
 }
 
 // Curves: a cursor that reads the values off.
-for (const figure of document.querySelectorAll(".curve")) {
+for (const figure of document.querySelectorAll(".curve[data-curve]")) {
   const curve = data.curves[figure.dataset.curve];
   const svg = figure.querySelector("svg");
   const cursor = svg.querySelector(".cursor");

@@ -1,7 +1,5 @@
 """Read and write the configuration of a run: frozen dataclasses from YAML and flags; reading never runs code."""
 
-from __future__ import annotations
-
 import re
 import types
 import typing
@@ -17,10 +15,7 @@ from nearfar._utils.files import read_text, write_text
 from nearfar.runs._sections import Config, Part
 
 SECTIONS = tuple(section.name for section in fields(Config))
-NAMED = {
-    "loss": "{name: MultiSimilarity, alpha: 2}",
-    "batches": "{name: Representatives, batch_size: 32}",
-}
+NAMED = {"loss": "{name: MultiSimilarity, alpha: 2}", "batches": "{name: Representatives, batch_size: 32}"}
 """Sections that may be written as a name alone, each with an example."""
 
 
@@ -50,9 +45,7 @@ class _DuplicateKeyError(ValueError):
 
 
 _Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+$"),
-    list("-+.0123456789"),
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
 )
 
 

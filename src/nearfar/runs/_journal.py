@@ -1,7 +1,5 @@
 """The journal of a run: one JSON object per line, flushed when written, and cut back when a run is resumed."""
 
-from __future__ import annotations
-
 import json
 import os
 import warnings
@@ -17,11 +15,8 @@ from nearfar._utils.journal import Lines, read_lines, to_line
 class Journal:
     """Append lines to `journal.jsonl`; each line has a `step`, and wall-clock times only under `time`.
 
-    Args:
-        path: the file; existing lines stay.
-        quiet: write nothing, on all ranks but the first.
-        checked: add a checksum to each line.
-        on_write: called with each line after it is written.
+    With `quiet`, on all ranks but the first, nothing is written. With `checked`, each line gets a checksum. `on_write`
+    is called with each line after it is written.
     """
 
     def __init__(
@@ -33,8 +28,7 @@ class Journal:
         on_write: Callable[[dict[str, Any]], None] | None = None,
     ) -> None:
         self.path, self._checked, self._on_write = path, checked, on_write
-        self.lines = 0
-        """The number of lines written by this object."""
+        self.lines = 0  # the number of lines written by this object
         self._stream = Path(os.devnull if quiet else path).open("a", encoding="utf-8")  # noqa: SIM115  (closed by __exit__)
 
     def write(self, entry: dict[str, Any]) -> None:
@@ -70,15 +64,10 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 
 def cut(path: Path, step: int, lines: int) -> None:
-    """Remove the lines after `step`, which a resumed run writes again.
+    """Remove the lines after `step`, that of the checkpoint, which a resumed run writes again.
 
-    Damaged lines are moved to `journal.damaged` beside the journal, with a warning.
-
-    Args:
-        path: the journal.
-        step: the step of the checkpoint.
-        lines: the number of lines when the checkpoint was written, with a warning if some are missing; 0 removes all
-            lines, for a run that starts again.
+    Damaged lines are moved to `journal.damaged` beside the journal, with a warning; another warns if fewer are left
+    than the `lines` when the checkpoint was written. With 0 `lines` all are removed, for a run that starts again.
     """
     found = read_lines(path)
     if found.damaged:

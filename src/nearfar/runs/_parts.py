@@ -1,7 +1,5 @@
 """Build the losses, samplers and their inner parts that a configuration names."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Mapping
 from types import ModuleType
@@ -19,9 +17,8 @@ Catalog = Mapping[str, Callable[..., Any]]
 def _classes(module: ModuleType) -> Catalog:
     """The public classes that a module or package defines."""
     found = {name: x for name, x in vars(module).items() if inspect.isclass(x) and not name.startswith("_")}
-    return {
-        name: x for name, x in found.items() if x.__module__.startswith(module.__name__) and not inspect.isabstract(x)
-    }
+    own = {name: x for name, x in found.items() if x.__module__.startswith(module.__name__)}
+    return {name: x for name, x in own.items() if not inspect.isabstract(x)}
 
 
 LOSSES = _classes(losses)
@@ -32,8 +29,7 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "Representatives": {"batch_size": 128, "order": "classes"},
 }
 """Default arguments of the samplers."""
-CLASSES = 32
-"""The default number of classes in a batch; all classes if there are fewer."""
+CLASSES = 32  # the default number of classes in a batch; all classes if there are fewer
 INNER: Mapping[str, Catalog] = {
     "pair": _classes(pairs),
     "similarity": _classes(similarity),
@@ -41,6 +37,7 @@ INNER: Mapping[str, Catalog] = {
     "over": _classes(sets),
     "link": _classes(links),
     "anneal": {"Anneal": Anneal},
+    "loss": LOSSES,
 }
 """Options of a loss that are objects: written as a name, or as a mapping with a name."""
 
@@ -59,14 +56,10 @@ def check(config: Config) -> None:
 def make_loss(config: Config, *, classes: int, dim: int | None = None) -> Any:
     """Build the loss, within a `CrossBatchMemory` if configured.
 
-    Args:
-        config: the configuration.
-        classes: the number of training classes, for losses with proxies.
-        dim: the dimension of the embeddings, for losses with proxies; None for `model.embedding_dim` or its default.
+    Losses with proxies need the number of training classes and `dim`, that of the embeddings (None: as configured).
     """
-    known = inspect.signature(_kind("loss", config.loss, LOSSES)).parameters
     given = {"classes": classes, "dim": dim or config.model.embedding_dim or ModelConfig().embedding_dim}
-    loss = _make("loss", config.loss, LOSSES, {key: value for key, value in given.items() if key in known})
+    loss = _make("loss", config.loss, LOSSES, given)
     plan = config.training
     if not plan.cross_batch_memory:
         return loss
@@ -117,11 +110,14 @@ def _inner(place: str, value: Any) -> Part:
 
 
 def _make(place: str, part: Part, catalog: Catalog, given: Mapping[str, Any]) -> Any:
-    options = dict(given)
+    """Build a part; `given` holds arguments that losses take if they know them, also a loss inside another one."""
+    kind = _kind(place, part, catalog)
+    known = inspect.signature(kind).parameters if given else {}
+    options = {key: value for key, value in given.items() if key in known}
     for key, value in part.options.items():
-        here = f"{place}.{key}"
-        options[key] = _make(here, _inner(here, value), INNER[key], {}) if _is_part(key, value) else value
+        here, inside = f"{place}.{key}", given if key == "loss" else {}
+        options[key] = _make(here, _inner(here, value), INNER[key], inside) if _is_part(key, value) else value
     try:
-        return _kind(place, part, catalog)(**options)
+        return kind(**options)
     except TypeError as error:  # a required argument is missing, or a value is of the wrong kind
         raise ValueError(f"config: {place} {part.name}: {error}; give it under `{place}:`.") from None

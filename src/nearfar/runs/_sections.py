@@ -1,7 +1,5 @@
 """The sections of a configuration: frozen dataclasses, every key with its default and its help text."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -42,6 +40,9 @@ class DataConfig:
     path: str | None = later(None, "the folder or file; glyphs needs none")
     labels: str | None = option(None, "shards: a suffix, json.KEY or a .csv file; hf: a column; null: the usual one")
     inputs: str | None = option(None, "shards: the suffix of pictures; hf: a column; null: the only one")
+    corrections: str | None = option(
+        None, "a .csv file of samples to ignore and labels to replace, as nearfar inspect writes it"
+    )
     transform: str | None = option(None, "none | glyphs | photographs | qi2020 | can2019; null: by the kind of data")
     size: int | None = option(None, "side of the photographs in pixels; null: by the data and the network")
     train_size: int | None = option(
@@ -180,13 +181,8 @@ class TrainingConfig:
                 )
         if not 0 <= self.average < 1:
             raise ValueError(f"config: training.average must be from 0 to below 1, but came as {self.average}.")
-        for name in (
-            "explain_every",
-            "max_positive_distance",
-            "min_negative_distance",
-            "cross_batch_memory",
-            "cross_batch_memory_warmup",
-        ):
+        positive = "explain_every max_positive_distance min_negative_distance"
+        for name in (*positive.split(), "cross_batch_memory", "cross_batch_memory_warmup"):
             check_positive("config", f"training.{name}", getattr(self, name), zero=True)
         check_positive("config", "training.diagnose_every", self.diagnose_every or 0, zero=True)
 

@@ -1,7 +1,5 @@
 """Which configuration keys may change when a run is resumed; a change of another key is an error that names it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any
@@ -23,16 +21,7 @@ INITIALIZATION = ("model.pretrained", "model.weights")
 
 
 def check_resumable(before: Mapping[str, Any], now: Config, step: int) -> None:
-    """Refuse to resume with a configuration that contradicts the steps taken so far.
-
-    Args:
-        before: the configuration in the checkpoint, as `to_tree` returned it.
-        now: the configuration to resume with.
-        step: the step of the checkpoint.
-
-    Raises:
-        ValueError: a key differs that may not change, or that comes too late.
-    """
+    """Refuse to resume at `step` with a configuration that contradicts `before`, the tree in the checkpoint."""
     _check(before, now, lambda name: name not in MAY_CHANGE, f"a resumed run may change {', '.join(MAY_CHANGE)}")
     if now.training.steps < step:
         raise ValueError(
@@ -46,11 +35,7 @@ def check_resumable(before: Mapping[str, Any], now: Config, step: int) -> None:
 
 
 def check_network(before: Mapping[str, Any], now: Config) -> None:
-    """Refuse weights whose network differs from the one in the configuration.
-
-    Raises:
-        ValueError: a key of the network differs.
-    """
+    """Refuse weights whose network differs from the one in the configuration."""
     which = [name for name in flat(to_tree(now)) if name.startswith("model.") and name not in INITIALIZATION]
     _check(before, now, lambda name: name in (*which, "training.precision"), "only keys outside model may change")
 

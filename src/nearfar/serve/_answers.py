@@ -1,7 +1,5 @@
 """`Searcher`: search an index by a picture or a vector; answers are names and scores."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -55,9 +53,7 @@ class Searcher:
     def by_vector(self, given: Any, k: int) -> list[Answer]:
         """The k nearest of a vector, given as {"vector": [...], "fingerprint": "..."} read from JSON."""
         if not isinstance(given, dict) or not isinstance(given.get("vector"), list):
-            raise RefusedError(
-                422, 'the JSON must be {"vector": [numbers]}, and may name the network\'s "fingerprint".'
-            )
+            raise RefusedError(422, 'JSON must be {"vector": [numbers]}, and may name the network\'s "fingerprint".')
         numbers, mark = given["vector"], given.get("fingerprint")
         if not all(isinstance(number, int | float) and not isinstance(number, bool) for number in numbers):
             raise RefusedError(422, "the vector must be a list of numbers.")

@@ -1,7 +1,5 @@
 """`write_gallery`: queries with their neighbors as one self-contained page without a script."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape

@@ -3,25 +3,14 @@
 Needs the extra `serve`.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-from prometheus_client import (
-    CONTENT_TYPE_LATEST,
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    ProcessCollector,
-    generate_latest,
-)
+import prometheus_client as prometheus
 
-LOOPBACK = frozenset({"127.0.0.1", "localhost", "[::1]"})
-"""Names by which a machine calls itself."""
+LOOPBACK = frozenset({"127.0.0.1", "localhost", "[::1]"})  # names by which a machine calls itself
 HEADERS = ((b"x-content-type-options", b"nosniff"), (b"referrer-policy", b"no-referrer"), (b"x-frame-options", b"DENY"))
 
 Message = MutableMapping[str, Any]
@@ -34,22 +23,18 @@ TIMES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
 
 
 class Metrics:
-    """Requests by path and status, times of searches, and memory of one server, for Prometheus.
+    """Requests by path and status, times of searches, and memory of one server, for Prometheus."""
 
-    Args:
-        vectors: number of vectors in the index.
-    """
-
-    media_type = CONTENT_TYPE_LATEST
+    media_type = prometheus.CONTENT_TYPE_LATEST
 
     def __init__(self, vectors: int) -> None:
-        self._registry = CollectorRegistry()
-        ProcessCollector(registry=self._registry)
-        self._requests = Counter("nearfar_requests", "Requests answered.", ("path", "status"), registry=self._registry)
-        self._seconds = Histogram(
-            "nearfar_search_seconds", "Seconds from a whole body to its answer.", buckets=TIMES, registry=self._registry
-        )
-        Gauge("nearfar_index_vectors", "Vectors in the index.", registry=self._registry).set(vectors)
+        self._registry = prometheus.CollectorRegistry()
+        all_in: Any = {"registry": self._registry}
+        prometheus.ProcessCollector(**all_in)
+        self._requests = prometheus.Counter("nearfar_requests", "Requests answered.", ("path", "status"), **all_in)
+        what = "Seconds from a whole body to its answer."
+        self._seconds = prometheus.Histogram("nearfar_search_seconds", what, buckets=TIMES, **all_in)
+        prometheus.Gauge("nearfar_index_vectors", "Vectors in the index.", **all_in).set(vectors)
 
     def count_request(self, path: str, status: int) -> None:
         first = "/" + path.lstrip("/").partition("/")[0]
@@ -60,16 +45,13 @@ class Metrics:
 
     def text(self) -> bytes:
         """All metrics in the format of Prometheus."""
-        return generate_latest(self._registry)
+        return prometheus.generate_latest(self._registry)
 
 
 class Guard:
     """ASGI middleware that checks the host, adds headers, counts answers and hides tracebacks.
 
-    Args:
-        app: the application.
-        metrics: where requests are counted.
-        hosts: allowed names in the header Host; None for any.
+    `hosts` are the names allowed in the header Host; None allows any.
     """
 
     def __init__(self, app: Application, metrics: Metrics, hosts: frozenset[str] | None) -> None:

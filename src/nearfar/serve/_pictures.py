@@ -1,7 +1,5 @@
 """Pictures of requests, decoded within limits, and small pictures of the rows of an index."""
 
-from __future__ import annotations
-
 import base64
 import io
 import warnings
@@ -16,12 +14,9 @@ from nearfar.data._pictures import FORMATS, UNREADABLE
 from nearfar.evaluation import SearchIndex
 from nearfar.report._pictures import as_picture
 
-PIXELS = 64_000_000
-"""Most pixels of a picture: 192 MB when decoded."""
-SIDE = 160
-"""Pixels of the longer side of a thumbnail."""
-CACHED = 1024
-"""Maximum number of encoded thumbnails kept in memory, most recently used ones."""
+PIXELS = 64_000_000  # most pixels of a picture: 192 MB when decoded
+SIDE = 160  # pixels of the longer side of a thumbnail
+CACHED = 1024  # maximum number of encoded thumbnails kept in memory, most recently used ones
 
 
 class RefusedError(ValueError):
@@ -86,9 +81,7 @@ class Thumbnails:
         if folder is not None and not folder.is_dir():
             raise FileNotFoundError(f"there is no folder {folder} of pictures.")
         if folder is not None and self._names is None:
-            raise ValueError(
-                "the vectors of this index have no names, so that no file can be found; leave --images out."
-            )
+            raise ValueError("the vectors of this index have no names, so no file can be found; leave --images out.")
 
     @property
     def available(self) -> bool:

@@ -3,8 +3,6 @@
 uvicorn has no timeout for headers or bodies, and its limit on connections refuses new clients while slow ones stay.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import ipaddress
@@ -19,12 +17,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from nearfar.serve.app import Limits
 
-GRACE = 10
-"""Seconds that requests in progress have left when the server stops."""
-BACKLOG = 512
-"""Connections that the system queues until the server accepts them."""
-LINGER = 5.0
-"""Seconds from the deadline of a body, when the application answers 408, to the end of the connection."""
+GRACE = 10  # seconds that requests in progress have left when the server stops
+BACKLOG = 512  # connections that the system queues until the server accepts them
+LINGER = 5.0  # seconds from the deadline of a body, when the application answers 408, to the end of the connection
 FULL = json.dumps({"error": "too many connections are in use; ask again in a moment."}).encode()
 REFUSAL = (
     b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nContent-Length: %d\r\n"
@@ -105,10 +100,7 @@ class Connection(H11Protocol):
 
 
 class Countdown:
-    """Count answered searches, and call `stop` after the last one.
-
-    Args:
-        requests: number of searches to answer; None for no limit.
+    """Count answered searches, and call `stop` after the last of `requests` (None: no limit).
 
     >>> ended = []
     >>> countdown = Countdown(2)

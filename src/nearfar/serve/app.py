@@ -3,10 +3,9 @@
 Every refusal is JSON {"error": "one sentence"} with a 4xx status. Pictures are asked for by row, never by path.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
+import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -79,7 +78,9 @@ class _Service:
             started = time.perf_counter()
             answers = await self._in_turn(work)
             self.metrics.record_search(time.perf_counter() - started)
-            return JSONResponse({"k": k, "results": [self._record(answer) for answer in answers]})
+            known = self.searcher.index.knows(answers[0].score if answers else -math.inf)
+            verdict = {} if known is None else {"known": known}
+            return JSONResponse({"k": k, **verdict, "results": [self._record(answer) for answer in answers]})
         finally:
             self.answered()
 
@@ -139,6 +140,7 @@ class _Service:
             "similarity": index.similarity,
             "fingerprint": index.fingerprint,
             "takes_pictures": self.searcher.embed is not None,
+            "threshold": None if index.calibration is None else index.calibration.usable,
         }
 
     async def show_metrics(self) -> Response:
@@ -222,9 +224,7 @@ async def _read_body(request: Request, limits: Limits) -> bytes:
     except TimeoutError:
         raise RefusedError(408, f"the body did not arrive within {limits.seconds:g} seconds.") from None
     if large:
-        raise RefusedError(
-            413, f"the body has more than {limits.body:,} bytes, which is the limit; send a smaller one."
-        )
+        raise RefusedError(413, f"the body has more than {limits.body:,} bytes, the limit; send a smaller one.")
     return b"".join(parts)
 
 

@@ -43,7 +43,8 @@
       });
       const found = await response.json();
       if (mine !== asked) return;
-      state.textContent = response.ok ? "" : found.error;
+      const unknown = found.known === false ? "Unknown: no neighbor is near enough. The nearest are:" : "";
+      state.textContent = response.ok ? unknown : found.error;
       if (response.ok) show(picture, found.results);
     } catch {
       if (mine === asked) state.textContent = "The server does not answer.";

@@ -1,8 +1,6 @@
 """Uncertainty sets: the weights that the worst case over a group of losses may choose from."""
 
-from typing import Never
-
-from nearfar._utils.keywords import no_such_name
+from nearfar._utils.keywords import suggest_names
 from nearfar.sets.base import UncertaintySet
 from nearfar.sets.chi_square import ChiSquare
 from nearfar.sets.entropic import KL
@@ -27,8 +25,4 @@ __all__ = [
     "UncertaintySet",
     "Worst",
 ]
-
-
-def __getattr__(name: str) -> Never:
-    """Raise an AttributeError that suggests the nearest existing name."""
-    raise no_such_name("nearfar.sets", name, __all__)
+__getattr__ = suggest_names("nearfar.sets", __all__)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -30,20 +31,51 @@ def rivals(
 
 
 def _on(name: str, splits: int, steps: int) -> dict[str, Any]:
+    found = [_compare(*parts, steps) for parts in _splits(name, splits)]
+    return {method: interval([each[method] for each in found]) for method in METHODS}
+
+
+def _splits(name: str, splits: int) -> Iterator[tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]]:
+    """Standardized training and test rows, and their labels."""
     from sklearn import datasets
     from sklearn.model_selection import train_test_split
     from sklearn.preprocessing import StandardScaler
 
     load = {"wine": datasets.load_wine, "breast cancer": datasets.load_breast_cancer, "digits": datasets.load_digits}
     x, y = load[name](return_X_y=True)
-    scores: dict[str, list[float]] = {method: [] for method in METHODS}
     for split in range(splits):
-        parts = train_test_split(x, y, test_size=0.3, stratify=y, random_state=split)
-        scaler = StandardScaler().fit(parts[0])
-        train, test = scaler.transform(parts[0]), scaler.transform(parts[1])
-        for method, accuracy in _compare(train, test, parts[2], parts[3], steps).items():
-            scores[method].append(accuracy)
-    return {method: interval(values) for method, values in scores.items()}
+        train, test, given, truth = train_test_split(x, y, test_size=0.3, stratify=y, random_state=split)
+        scaler = StandardScaler().fit(train)
+        yield scaler.transform(train), scaler.transform(test), given, truth
+
+
+def hyperplanes(splits: int = 10, steps: int = 60) -> dict[str, Any]:
+    """|cos| of the normals of linear SVMs and of the w of a triplet loss with d = 1, on the breast cancer data."""
+    found: dict[str, list[float]] = {}
+    for train, _, y, _ in _splits("breast cancer", splits):
+        u, v = near_triplets(train, y)
+        objective = TripletObjective(u, v, margin=1.0, mu=0.1, ridge=RIDGE)
+        w = descend(objective, torch.as_tensor(_principal(train, 1)), steps=steps).A.numpy()[0]
+        hinge, logistic = (machine.coef_[0] for machine in _machines(train, y))
+        for name, a, b in (
+            ("triplet, hinge", w, hinge),
+            ("triplet, logistic", w, logistic),
+            ("hinge, logistic", hinge, logistic),
+        ):
+            found.setdefault(name, []).append(float(abs(a @ b) / np.linalg.norm(a) / np.linalg.norm(b)))
+    return {name: interval(values) for name, values in found.items()}
+
+
+def _machines(train: NDArray[Any], y: NDArray[Any]) -> tuple[Any, Any]:
+    """Linear machines with the hinge and with the logistic loss."""
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.svm import LinearSVC
+
+    hinge = LinearSVC(loss="hinge", max_iter=5000, random_state=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        return hinge.fit(train, y), LogisticRegression(max_iter=2000).fit(train, y)
 
 
 def interval(values: list[float]) -> dict[str, Any]:
@@ -57,10 +89,7 @@ def interval(values: list[float]) -> dict[str, Any]:
 def _compare(
     train: NDArray[Any], test: NDArray[Any], y: NDArray[Any], truth: NDArray[Any], steps: int
 ) -> dict[str, float]:
-    from sklearn.exceptions import ConvergenceWarning
-    from sklearn.linear_model import LogisticRegression
     from sklearn.neighbors import KNeighborsClassifier
-    from sklearn.svm import LinearSVC
 
     def nearest(A: NDArray[Any]) -> float:
         return float(KNeighborsClassifier(NEIGHBORS).fit(train @ A.T, y).score(test @ A.T, truth))
@@ -74,11 +103,8 @@ def _compare(
     )
     for method, objective in with_margin:
         found[method] = nearest(descend(objective, start, steps=steps).A.numpy())
-    machines = (LinearSVC(loss="hinge", max_iter=5000, random_state=0), LogisticRegression(max_iter=2000))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        for method, machine in zip(METHODS[3:], machines, strict=True):
-            found[method] = machine.fit(train, y).score(test, truth)
+    for method, machine in zip(METHODS[3:], _machines(train, y), strict=True):
+        found[method] = machine.score(test, truth)
     return {method: float(value) for method, value in found.items()}
 
 

@@ -25,12 +25,13 @@ def appendix_triplet() -> Triplet:
 
 def surfaces(side: int = 61) -> Numbers:
     """Values of f on a square of w for one random triplet with two features: rows α, columns μ."""
-    rng = np.random.default_rng(3)
-    x, y, z = rng.uniform(0, 1, (3, 2))
+    x, y, z = np.random.default_rng(0).uniform(0, 1, (3, 2))  # |u| is about |v|, so that both curvatures are visible
     axis = np.linspace(-2, 2, side)
     grid = torch.as_tensor(np.stack(np.meshgrid(axis, axis), axis=-1).reshape(-1, 1, 2))
     u, v = torch.as_tensor(x - y)[None], torch.as_tensor(x - z)[None]
-    found: Numbers = {"axis": axis.tolist(), "u": (x - y).tolist(), "v": (x - z).tolist(), "values": {}}
+    turned = np.linalg.eigvalsh(Triplet(x - y, x - z, np.zeros(2)).b).tolist()
+    found: Numbers = {"axis": axis.tolist(), "u": (x - y).tolist(), "v": (x - z).tolist(), "eigenvalues": turned}
+    found["values"] = {}
     for margin in SURFACE[0]:
         for mu in SURFACE[1]:
             f = TripletObjective(u, v, margin=margin, mu=mu)

@@ -17,7 +17,7 @@ from nearfar._utils.tables import round_numbers
 from nearfar.studies import _descent_figures as figures
 from nearfar.studies import _descent_runs as runs
 from nearfar.studies._descent_errata import errata
-from nearfar.studies._descent_rivals import rivals
+from nearfar.studies._descent_rivals import hyperplanes, rivals
 
 __all__ = ["reproduce"]
 
@@ -42,6 +42,7 @@ def reproduce(folder: str | Path, *, quick: bool = False) -> dict[str, Any]:
         "extensions": runs.extensions(20 if quick else 80),
         "saddles": runs.saddles(30 if quick else 160),
         "rivals": rivals(2, ("wine",), steps=10) if quick else rivals(),
+        "hyperplanes": hyperplanes(2, 10) if quick else hyperplanes(),
         "errata": errata(100 if quick else 2000),
     }
     for name in ("surface", "appendix", "bounds", "extensions", "saddles", "rivals"):

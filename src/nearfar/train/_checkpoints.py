@@ -1,7 +1,5 @@
 """The checkpoints of a run: the last state to resume from, the best weights, and the states of random generators."""
 
-from __future__ import annotations
-
 import os
 import random
 import shutil
@@ -29,30 +27,20 @@ class Checkpointer:
     `last.pt` records the step of the weights in `best.pt`. A better `best.pt` may be written before the next `last.pt`,
     and a killed run may never reach its step again; so `best-before.pt` keeps the file that `last.pt` refers to until
     the next `last.pt`.
-
-    Args:
-        folder: the run.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.last, self.best, self._before = (
-            folder / "checkpoints" / f"{n}.pt" for n in ("last", "best", "best-before")
-        )
+        home = folder / "checkpoints"
+        self.last, self.best, self._before = (home / f"{name}.pt" for name in ("last", "best", "best-before"))
         self.best_score, self.best_step = float("-inf"), 0
-        self.lines = 0
-        """The number of lines in the journal when the restored state was written."""
+        self.lines = 0  # the number of lines in the journal when the restored state was written
         self._saved_step: int | None = None
-        self._recorded = 0
-        """The best step recorded in last.pt."""
+        self._recorded = 0  # the best step recorded in last.pt
         self._state: dict[str, Any] | None = None
 
     def read(self, config: Config) -> bool:
-        """Read the last state and compare the configuration with it; False if none has been written yet.
-
-        Raises:
-            ValueError: it cannot be used, or the configuration has changed.
-        """
+        """Read the last state and compare the configuration with it; False if none has been written yet."""
         if not self.last.is_file():
             return False
         self._state = load(self.last, LAST)
@@ -150,12 +138,7 @@ class Checkpointer:
             seed_everything(state.config.training.seed + 1000 * saved["step"] + machine.process_index)
 
     def check_best(self) -> None:
-        """Ensure that `best.pt` is of the step that `last.pt` refers to; called on the first rank only.
-
-        Raises:
-            FileNotFoundError: it is missing.
-            ValueError: it is damaged, or of another step.
-        """
+        """Ensure that `best.pt` is of the step that `last.pt` refers to; called on the first rank only."""
         if self.best_step and self._before.is_file():
             if load(self._before, BEST)["step"] == self.best_step:
                 os.replace(self._before, self.best)

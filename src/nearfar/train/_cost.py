@@ -1,7 +1,5 @@
 """Measure what training costs: the time of a step, and the peak memory of a piece of work."""
 
-from __future__ import annotations
-
 import copy
 import time
 import weakref
@@ -18,8 +16,7 @@ from nearfar._utils.progress import duration
 from nearfar.train._checkpoints import random_state, set_random_state
 from nearfar.train._state import TrainState, load_batches, take_step
 
-MEASURED = 2
-"""How many steps are timed, after one that warms up."""
+MEASURED = 2  # how many steps are timed, after one that warms up
 
 
 def copy_state(state: TrainState) -> TrainState:
@@ -71,12 +68,7 @@ def measure_peak(work: Callable[[], Any], device: torch.device) -> tuple[Any, in
 
 
 class _MemoryCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Count the bytes of tensor storages that are created within the block, for devices without allocator statistics.
-
-    Attributes:
-        live: bytes created here and not yet freed.
-        peak: the most bytes that were alive at once.
-    """
+    """Count the bytes of tensor storages made within the block, for devices without allocator statistics."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

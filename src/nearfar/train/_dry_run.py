@@ -1,7 +1,5 @@
 """`dry_run`: prepare a run, measure a few steps without keeping them, draw a batch, and report what a run needs."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -36,21 +34,13 @@ SHEET = "first-batch.png"
 
 @dataclass(frozen=True)
 class Memory:
-    """Memory of training in bytes, excluding torch itself and the data.
+    """Memory of training in bytes, excluding torch itself and the data."""
 
-    Attributes:
-        weights: parameters and buffers of network and loss.
-        optimizer: the state of the optimizer.
-        gradients: one number per parameter.
-        network: the measured peak of forward and backward through the network, without `gradients`.
-        loss: the measured peak of the loss and its gradient for one batch.
-    """
-
-    weights: int
-    optimizer: int
-    gradients: int
-    network: int
-    loss: int
+    weights: int  # parameters and buffers of network and loss
+    optimizer: int  # the state of the optimizer
+    gradients: int  # one number per parameter
+    network: int  # the measured peak of forward and backward through the network, without `gradients`
+    loss: int  # the measured peak of the loss and its gradient for one batch
 
     @property
     def total(self) -> int:
@@ -160,9 +150,8 @@ def _describe_samples(samples: Samples) -> str:
     few, many = int(sizes.min()), int(sizes.max())
     each = f"{few}" if few == many else f"{few} to {many} (median {np.median(sizes):g})"
     first = samples[0]
-    shape = (
-        f"{list(first.shape)}" if isinstance(first, Tensor) else f"{first.width} x {first.height} pixels (the first)"
-    )
+    tensor = isinstance(first, Tensor)
+    shape = f"{list(first.shape)}" if tensor else f"{first.width} x {first.height} pixels (the first)"
     return f"{len(samples):,} samples {shape} of {len(sizes):,} classes, {each} in each"
 
 
@@ -187,22 +176,17 @@ def _measure_memory(state: TrainState, batch: Batch) -> Memory:
 
     _, loss = measure_peak(through_loss, device)
     _, network = measure_peak(through_network, device)
-    learned = [*state.bare_model.parameters(), *state.loss.parameters()]
+    spec, learned = state.config.optimizer, [*state.bare_model.parameters(), *state.loss.parameters()]
+    moments = 2 if spec.name != "sgd" else int(spec.momentum > 0)
     gradients = sum(p.numel() * p.element_size() for p in learned if p.requires_grad)
     state.step.optimizer.zero_grad()
     return Memory(
         weights=_bytes(state.bare_model) + _bytes(state.loss),
-        optimizer=_per_parameter(state.config) * gradients,
+        optimizer=(moments + (spec.proximal > 0)) * gradients,
         gradients=gradients,
         network=max(0, network - sum(p.numel() * p.element_size() for p in state.bare_model.parameters())),
         loss=loss,
     )
-
-
-def _per_parameter(config: Config) -> int:
-    """How many numbers per parameter the optimizer and the proximal term store."""
-    spec = config.optimizer
-    return (2 if spec.name != "sgd" else int(spec.momentum > 0)) + int(spec.proximal > 0)
 
 
 def _bytes(module: nn.Module) -> int:
@@ -230,15 +214,9 @@ def is_picture(shape: Sequence[int]) -> bool:
 def contact_sheet(
     path: Path, x: Tensor, names: Sequence[str], *, mean: Sequence[float], std: Sequence[float], columns: int = ACROSS
 ) -> Path:
-    """Write samples [n, c, h, w] to one PNG file, each with its name.
+    """Write samples [n, c, h, w] to one PNG file, each with its name, which is cut to the width of the sample.
 
-    Args:
-        path: the file.
-        x: the standardized samples.
-        names: one per sample; cut to the width of the sample.
-        mean: the mean of each channel that standardization subtracted.
-        std: the deviation of each channel that it divided by.
-        columns: samples per line.
+    `mean` and `std` of each channel undo the standardization.
     """
     shape = (-1, 1, 1)
     plain = x.detach().float().cpu() * torch.tensor(std).view(shape) + torch.tensor(mean).view(shape)

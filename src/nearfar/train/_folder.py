@@ -44,8 +44,7 @@ FILES = (
     LOCK,
 )
 """The files of a run, besides the event files in `tensorboard/` and the folders `checkpoints/shards-STEP`."""
-SHARD_FILES = (".metadata*", "__*.distcp")
-"""Files that torch writes into a folder of shards."""
+SHARD_FILES = (".metadata*", "__*.distcp")  # files that torch writes into a folder of shards
 RUNS = Path("runs")
 
 
@@ -104,10 +103,8 @@ class Owner:
 class RunFolder:
     """A folder to train in; `claim` reserves it for this process until the block ends.
 
-    Args:
-        path: the folder; None for a new one under `runs`, named by the time.
-        resume: continue the run in the folder; without it the folder must not hold a run.
-        overwrite: replace the files of a run in the folder.
+    Without a path it is a new one under `runs`, named by the time. It must not hold a run, unless this one is to
+    `resume` or `overwrite` it.
     """
 
     def __init__(self, path: Path | None, *, resume: bool = False, overwrite: bool = False) -> None:
@@ -117,12 +114,7 @@ class RunFolder:
         self._claimed: Path | None = None
 
     def check(self) -> None:
-        """Raise an error if the folder cannot be used, before anything is read or written.
-
-        Raises:
-            FileNotFoundError: there is no run to resume.
-            FileExistsError: there is a run, or a file that a run would overwrite.
-        """
+        """Raise an error if the folder cannot be used, before anything is read or written."""
         if self.given is None:
             if self.resume:
                 raise ValueError("train: a run that goes on needs its folder; name it with --run.")
@@ -142,11 +134,7 @@ class RunFolder:
             _check_no_files(self.given)
 
     def claim(self) -> Path:
-        """Reserve the folder for this process: create, mark and lock it, and remove an earlier run's files.
-
-        Raises:
-            OSError: it cannot be created, or another process uses it.
-        """
+        """Reserve the folder for this process: create, mark and lock it, and remove an earlier run's files."""
         self.check()
         try:
             folder = new_folder() if self.given is None else self.given

@@ -1,7 +1,5 @@
 """`fit`: the training loop."""
 
-from __future__ import annotations
-
 import json
 import os
 import time
@@ -27,29 +25,19 @@ from nearfar.runs import _parts as parts
 from nearfar.runs._config import save
 from nearfar.runs._sections import Config
 from nearfar.train import _processes as processes
+from nearfar.train import _scores as scoring
 from nearfar.train._build import describe, is_slow, set_data_name, set_threads
 from nearfar.train._checkpoints import Checkpointer
 from nearfar.train._cost import copy_state, describe_time, measure_seconds
 from nearfar.train._folder import RunFolder
 from nearfar.train._processes import run_on_first_rank
 from nearfar.train._progress import NotFiniteError, RunProgress, ScalarQueue, catch_interrupt
-from nearfar.train._scores import (
-    BASELINES,
-    Score,
-    chance_recall,
-    describe_baselines,
-    measure_baselines,
-    read_baselines,
-    score,
-    share_evaluations,
-)
 from nearfar.train._state import Moment, TrainState, load_batches, prepare, take_step
 from nearfar.train._trackers import check_trackers, open_trackers
 
 CHECKS, MIN_STEPS_APART = 30, 20
 """How often the doctor checks a run, as in its calibration, and the fewest steps between two checks."""
-MIN_STEPS_TIMED = 100
-"""The fewest steps of a run for which three more steps are spent on estimating its time."""
+MIN_STEPS_TIMED = 100  # the fewest steps of a run for which three more steps are spent on estimating its time
 
 Callback = Callable[[Moment], dict[str, Any] | None]
 """Called after each step on every rank; its return value becomes a line of the journal."""
@@ -153,9 +141,11 @@ def _run(
         return Result(folder, run.done, checkpointer.best_step, None, finished=False)
     scores = _test(state, checkpointer, progress)
     if baselines:
-        progress.tell(describe_baselines({**baselines, "trained": scores.recall[1]}))
+        progress.tell(scoring.describe_baselines({**baselines, "trained": scores.recall[1]}))
     if config.training.diagnose_every != 0 and machine.is_main_process:
-        progress.tell(_diagnose(folder, progress.console.width))
+        found = diagnose_run(folder)
+        follow = "" if found.healthy else f"\nto follow the first remedy: nearfar train --apply-remedy {folder}"
+        progress.tell(f"doctor: {found.text(min(progress.console.width, 100))}{follow}")
     return Result(folder, run.done, checkpointer.best_step, scores, finished=True)
 
 
@@ -166,13 +156,6 @@ def _with_doctor(config: Config, progress: RunProgress, callbacks: Sequence[Call
         return list(callbacks)
     every = every or max(MIN_STEPS_APART, config.training.steps // CHECKS)
     return [Doctor(every=every, tell=lambda words: progress.tell(f"doctor: {words}")), *callbacks]
-
-
-def _diagnose(folder: Path, width: int) -> str:
-    """The doctor's diagnosis of the whole run as text, and the command that applies its remedy."""
-    found = diagnose_run(folder)
-    follow = "" if found.healthy else f"\nto follow the first remedy: nearfar train --apply-remedy {folder}"
-    return f"doctor: {found.text(min(width, 100))}{follow}"
 
 
 @dataclass(eq=False)
@@ -215,13 +198,13 @@ class _Training:
         state, progress = self.state, self.progress
         if not state.config.training.baselines:
             return {}
-        found = run_on_first_rank(state.machine, lambda: read_baselines(self.before))
+        found = run_on_first_rank(state.machine, lambda: scoring.read_baselines(self.before))
         if found is None and self.done == 0:
             bar = Progress("scoring the untrained network", console=progress.console)
-            with share_evaluations(state, state.bare_model), bar as watch:
-                found = measure_baselines(state, watch)
-            self.lines.write({"step": 0, BASELINES: found})
-            progress.tell(describe_baselines(found))
+            with scoring.share_evaluations(state, state.bare_model), bar as watch:
+                found = scoring.measure_baselines(state, watch)
+            self.lines.write({"step": 0, scoring.BASELINES: found})
+            progress.tell(scoring.describe_baselines(found))
         return found or {}
 
     def begin_doctors(self) -> None:
@@ -271,8 +254,8 @@ class _Training:
         samples, gallery = (state.data.test, state.data.gallery) if paper else (state.validation, None)
         if samples is not None:
             model, options = state.scored_model, {"watch": self.progress.bar.aside, **state.evaluating}
-            with share_evaluations(state, model):
-                scores = score(model, samples, state.plain, gallery=gallery, **options).evaluation
+            with scoring.share_evaluations(state, model):
+                scores = scoring.score(model, samples, state.plain, gallery=gallery, **options).evaluation
             word = "test" if paper else "validation"
             found = {f"{word} recall@{k}": value for k, value in scores.recall.items()}
             found[f"{word} map_at_r"] = scores.map_at_r
@@ -314,14 +297,14 @@ def _test(state: TrainState, checkpointer: Checkpointer, progress: RunProgress) 
     model, data = state.scored_model, state.data
     run_on_first_rank(state.machine, lambda: checkpointer.restore_best(state))
     options: dict[str, Any] = {"gallery": data.gallery, "ks": data.ks, "resamples": 2000, **state.evaluating}
-    with share_evaluations(state, model), Progress("testing", console=progress.console) as watch:
-        found = score(model, data.test, state.plain, watch=watch, **options)
+    with scoring.share_evaluations(state, model), Progress("testing", console=progress.console) as watch:
+        found = scoring.score(model, data.test, state.plain, watch=watch, **options)
     if state.machine.is_main_process:
         _write_test(state, checkpointer, progress, found)
     return found.evaluation
 
 
-def _write_test(state: TrainState, checkpointer: Checkpointer, progress: RunProgress, found: Score) -> None:
+def _write_test(state: TrainState, checkpointer: Checkpointer, progress: RunProgress, found: scoring.Score) -> None:
     """Save the vectors and the scores of the test, and print the scores."""
     model, data = state.scored_model, state.data
     scores, names = found.evaluation, [data.test.names[row] for row in found.rows.tolist()]
@@ -331,7 +314,7 @@ def _write_test(state: TrainState, checkpointer: Checkpointer, progress: RunProg
     if isinstance(data.test, Tensors) and data.test.x.dtype == torch.uint8:
         arrays["images"] = data.test.x.numpy()
     write_arrays(checkpointer.folder / "embeddings.npz", arrays)
-    chance = chance_recall(arrays["y"], None if data.gallery is None else data.gallery.labels)
+    chance = scoring.chance_recall(arrays["y"], None if data.gallery is None else data.gallery.labels)
     about = {"best_step": checkpointer.best_step, "left_out": list(found.left_out), "chance": round(chance, 6)}
     write_text(checkpointer.folder / "scores.json", json.dumps(scores.to_dict() | about) + "\n")
     progress.final(scores, checkpointer.best_step, paper=state.config.training.protocol == "paper")

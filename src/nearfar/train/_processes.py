@@ -1,7 +1,5 @@
 """The processes of a run: a single one without accelerate, or several, on whose number all sources must agree."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import sys
@@ -25,15 +23,7 @@ RANKS = ("RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK")
 
 
 class SingleProcess:
-    """The part of `accelerate.Accelerator` that training uses, for a run in one process, without accelerate.
-
-    Args:
-        device: the device to train on.
-        precision: `training.precision` of the configuration.
-
-    Raises:
-        ValueError: the device does not support this precision.
-    """
+    """The part of `accelerate.Accelerator` that training uses, for a run in one process, without accelerate."""
 
     num_processes, process_index, is_main_process = 1, 0, True
 

@@ -1,7 +1,5 @@
 """Progress of a run in the terminal, the scalars of each step, and a clean stop on Ctrl-C."""
 
-from __future__ import annotations
-
 import math
 import signal
 import threading

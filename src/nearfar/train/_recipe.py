@@ -1,7 +1,5 @@
 """Default configurations for photographs and vectors."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any
@@ -18,10 +16,8 @@ from nearfar.runs._sections import Config
 from nearfar.train._build import default_transform, open_dataset, short_side
 
 FILE = files("nearfar.train") / "photographs.yaml"
-PASSES = 8.2
-"""Epochs of the recipe: 600 steps of 80 photographs through the 5,864 of CUB."""
-LEAST, MOST = 200, 20_000
-"""The fewest and the most steps of the recipe."""
+PASSES = 8.2  # epochs of the recipe: 600 steps of 80 photographs through the 5,864 of CUB
+LEAST, MOST = 200, 20_000  # the fewest and the most steps of the recipe
 VECTORS: dict[str, Any] = {"model": {"embedding_dim": None}, "optimizer": {"lr": 1e-4}}
 """For vectors: a head that is initialized to the identity. On frozen features of CUB (R@1 54.2) it reaches 56.0 in
 1,000 steps; a random head of 128 dimensions at lr 1e-3 reaches 44.0 (docs/guides/models.md)."""
@@ -30,13 +26,10 @@ OTHER_DATA, OTHER_NETWORKS = (None, "glyphs", "omniglot", "vectors"), ("small", 
 
 
 def default_config(flags: Sequence[tuple[str, str]]) -> tuple[Config, str]:
-    """Build the configuration of a run without a configuration file, and a message about it.
+    """Build the configuration of a run without a configuration file from flags, and a message about it.
 
     Photographs get the recipe, fitted to their number (`recipe`), vectors get `VECTORS`, and any other data the plain
-    defaults; then the flags are applied.
-
-    Args:
-        flags: such as ("data.path", "photographs").
+    defaults; then the flags, such as ("data.path", "photographs"), are applied.
     """
     plain = load(None, flags)
     if plain.data.name is None and plain.data.path is not None:
@@ -74,11 +67,7 @@ def recipe(train: Samples, *, validation: float | None = None) -> dict[str, Any]
     """The recipe for photographs as nested values, fitted to the training samples.
 
     The number of steps makes `PASSES` epochs, a batch has at most as many classes as there are, and without a GPU the
-    precision is float32.
-
-    Args:
-        train: the training samples.
-        validation: the share of the classes to hold out; None for that of the recipe.
+    precision is float32. `validation`, if given, replaces the share of the classes that the recipe holds out.
     """
     tree: dict[str, Any] = read_yaml("recipe", FILE.read_text(encoding="utf-8"))
     if validation is not None:

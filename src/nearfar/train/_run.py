@@ -1,7 +1,5 @@
 """Open a run folder: its configuration, its network with the best weights, its data."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,13 +8,13 @@ from torch import nn
 
 from nearfar._utils.checkpoint import BEST
 from nearfar._utils.checkpoint import load as load_checkpoint
-from nearfar._utils.files import first_line
 from nearfar.data import DataSet, Samples
 from nearfar.data._samples import Transform
+from nearfar.models.saved import of_checkpoint
 from nearfar.runs._config import load
-from nearfar.runs._sections import Config, DataConfig
+from nearfar.runs._sections import Config
 from nearfar.runs.changes import check_network
-from nearfar.train._build import Input, build_model, open_dataset
+from nearfar.train._build import open_dataset
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,17 +54,8 @@ def open_run(folder: Path | str, *, device: torch.device | str = "cpu") -> Run:
     path = folder / "checkpoints" / "best.pt"
     state = load_checkpoint(path, BEST)
     check_network(state["config"], config)
-    try:
-        given = state["inputs"]
-        options = DataConfig(crop_pct=given.get("crop_pct"))
-        inputs = Input(given["transform"], tuple(given["shape"]), options)
-        model, _, transform = build_model(config, inputs, fresh=False)
-        model.load_state_dict(state["model"])
-    except (KeyError, TypeError, RuntimeError, AttributeError) as error:
-        raise ValueError(
-            f"checkpoint: {path} does not fit its configuration ({first_line(error)}); train anew."
-        ) from None
-    return Run(folder, config, model.to(device).eval(), transform, inputs.shape)
+    saved = of_checkpoint(path, state)
+    return Run(folder, config, saved.model.to(device), saved.transform, saved.network.inputs)
 
 
 def samples_of_test(folder: Path) -> Samples | None:

@@ -1,7 +1,5 @@
 """Score a network during and after training: embed samples, `nf.evaluate` them, and compare with baselines."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,15 +22,13 @@ from nearfar.evaluation._embed import evaluation_mode
 from nearfar.evaluation.parallel import current_group, split_over
 from nearfar.train._state import TrainState
 
-BASELINES = "baselines"
-"""The key of the baselines in the journal, at step 0."""
+BASELINES = "baselines"  # the key of the baselines in the journal, at step 0
 NAMES = {"input": "input vectors", "untrained": "untrained network", "trained": "trained network"}
 """Name of each baseline in messages."""
 
 NOTHING: Batch = (torch.empty(0), torch.empty(0, dtype=torch.long), torch.empty(0, dtype=torch.long))
 """The empty batch of a rank that has no batch in the last turn."""
-FIRST = 5
-"""How many names of left-out samples a message lists."""
+FIRST = 5  # how many names of left-out samples a message lists
 
 
 def embed_samples(
@@ -97,19 +93,12 @@ def _gather_batches(group: ProcessGroup, x: Tensor | None, rows: Tensor) -> tupl
 
 @dataclass(frozen=True, eq=False)
 class Score:
-    """The result of `score`.
-
-    Attributes:
-        evaluation: the scores.
-        x: [m, d] the vectors.
-        rows: [m] the samples' numbers.
-        left_out: names of the samples that cannot be read, those of the gallery included.
-    """
+    """The result of `score`."""
 
     evaluation: Evaluation
-    x: Tensor
-    rows: Labels
-    left_out: tuple[str, ...]
+    x: Tensor  # [m, d] the vectors
+    rows: Labels  # [m] the samples' numbers
+    left_out: tuple[str, ...]  # names of the samples that cannot be read, those of the gallery included
 
     def notice(self) -> str:
         """The message about the samples that were left out; empty if there are none."""

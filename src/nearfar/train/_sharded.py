@@ -5,8 +5,6 @@ computed, and scatters their gradients afterwards. accelerate calls the same fun
 also covers CPUs, on which it is tested.
 """
 
-from __future__ import annotations
-
 import copy
 import re
 import warnings
@@ -17,12 +15,7 @@ from typing import Any
 
 import torch.distributed.checkpoint as dcp
 from torch import nn
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_model_state_dict,
-    get_state_dict,
-    set_state_dict,
-)
+from torch.distributed.checkpoint import state_dict as states
 from torch.distributed.device_mesh import init_device_mesh
 
 from nearfar._utils.checks import RECENT
@@ -33,18 +26,10 @@ CONTAINERS = (nn.ModuleList, nn.Sequential)
 
 
 class Sharded:
-    """A network in shards, and a whole copy of it for evaluation.
+    """A network split in place into shards (`model`, to train), and a `whole` copy of its weights at the last `gather`.
 
     With one process nothing is split, but checkpoints have the same format, so a run can be resumed with any number of
     processes.
-
-    Args:
-        model: the network; it is split in place.
-        machine: the `accelerate.Accelerator` or `SingleProcess`.
-
-    Attributes:
-        model: the network to train.
-        whole: a copy with the weights of the last `gather`, which is scored and saved.
     """
 
     def __init__(self, model: nn.Module, machine: Any) -> None:
@@ -58,8 +43,8 @@ class Sharded:
 
     def gather(self) -> None:
         """Copy the present weights to `whole`; all processes must call it."""
-        options = StateDictOptions(full_state_dict=True)
-        self.whole.load_state_dict(get_model_state_dict(self.model, options=options))
+        options = states.StateDictOptions(full_state_dict=True)
+        self.whole.load_state_dict(states.get_model_state_dict(self.model, options=options))
 
     def save(self, folder: Path, step: int, loss: nn.Module, optimizer: Any, anchors: list[Any]) -> str:
         """Write weights and optimizer state, each process its own part; return the name of the step's folder."""
@@ -80,12 +65,12 @@ class Sharded:
         state = self._state(loss, optimizer, anchors)
         with _without_warning():
             dcp.load(state, checkpoint_id=place)  # type: ignore[attr-defined]
-        set_state_dict(both, optimizer, model_state_dict=state["weights"], optim_state_dict=state["optimizer"])
+        states.set_state_dict(both, optimizer, model_state_dict=state["weights"], optim_state_dict=state["optimizer"])
         for mine, (_, read) in zip(anchors, sorted(state["anchors"].items()), strict=True):
             mine.copy_(read)
 
     def _state(self, loss: nn.Module, optimizer: Any, anchors: list[Any]) -> dict[str, Any]:
-        weights, moments = get_state_dict(nn.ModuleDict({"model": self.model, "loss": loss}), optimizer)
+        weights, moments = states.get_state_dict(nn.ModuleDict({"model": self.model, "loss": loss}), optimizer)
         return {
             "weights": weights,
             "optimizer": moments,

@@ -1,7 +1,5 @@
 """`TrainState`: data, network, loss, optimizer and sampler of a run, built from its configuration; and its steps."""
 
-from __future__ import annotations
-
 import functools
 import random
 from collections.abc import Iterator
@@ -17,7 +15,7 @@ from torch.utils.data import DataLoader
 
 from nearfar._utils.files import lies_in
 from nearfar._utils.process_group import gather_objects
-from nearfar.batches import Proximal, Representatives
+from nearfar.batches import Proximal, Representatives, violations
 from nearfar.data import DataSet, Samples, View
 from nearfar.data._loading import Batch, collate
 from nearfar.data._picture_cache import cache_data
@@ -30,44 +28,27 @@ from nearfar.runs import _parts as parts
 from nearfar.runs._sections import Config
 from nearfar.train._build import Input, build_model, check_memory, class_shares, compile_trunk, open_dataset, split
 from nearfar.train._sharded import Sharded
-from nearfar.train._step import Average, Step, lr_factor, make_optimizer, set_lr
+from nearfar.train._step import Average, Step, lr_factor, make_optimizer
 
 
 @dataclass(frozen=True, eq=False)
 class TrainState:
-    """Everything that a run needs to take steps.
+    """Everything that a run needs to take steps."""
 
-    Attributes:
-        config: the configuration.
-        machine: the `accelerate.Accelerator` or `SingleProcess`.
-        data: the data set.
-        train: the samples of the training classes.
-        validation: the samples of the held-out classes, if any.
-        model: the network, prepared for its processes and precision.
-        loss: the loss, over this process's rows.
-        sampler: the batch sampler.
-        step: the training step.
-        view: the augmented training samples.
-        plain: the transform of evaluation.
-        inputs: the shape and transform of the network's input.
-        shares: how many classes are for training, validation and the test.
-        sharded: the network in shards, if it is split over the processes.
-    """
-
-    config: Config
-    machine: Any
-    data: DataSet
-    train: Samples
-    validation: Samples | None
-    model: nn.Module
-    loss: Any
-    sampler: Any
-    step: Step
-    view: View
-    plain: Transform
-    inputs: Input
-    shares: Shares
-    sharded: Sharded | None = None
+    config: Config  # the configuration
+    machine: Any  # the `accelerate.Accelerator` or `SingleProcess`
+    data: DataSet  # the data set
+    train: Samples  # the samples of the training classes
+    validation: Samples | None  # the samples of the held-out classes, if any
+    model: nn.Module  # the network, prepared for its processes and precision
+    loss: Any  # the loss, over this process's rows
+    sampler: Any  # the batch sampler
+    step: Step  # the training step
+    view: View  # the augmented training samples
+    plain: Transform  # the transform of evaluation
+    inputs: Input  # the shape and transform of the network's input
+    shares: Shares  # how many classes are for training, validation and the test
+    sharded: Sharded | None = None  # the network in shards, if it is split over the processes
 
     @property
     def bare_model(self) -> nn.Module:
@@ -103,13 +84,19 @@ class TrainState:
             proximal.anchor()
 
     def remember(self, labels: Tensor, embeddings: Tensor) -> None:
-        """Update the table of hard classes with the representatives of this batch on all ranks."""
-        if not isinstance(self.sampler, Representatives) or self.sampler.hard_classes is None:
+        """Tell the sampler of this batch on all ranks: rows of its hard classes, and the largest violation."""
+        sampler = self.sampler
+        if not isinstance(sampler, Representatives) or (sampler.hard_classes is None and not sampler.converged):
             return
-        chosen = self.mask
-        mine = (labels[chosen].cpu(), embeddings[chosen].float().cpu())
-        for theirs in gather_objects("train", mine):
-            self.sampler.update(*theirs)
+        rows = torch.ones_like(self.mask) if sampler.converged else self.mask
+        mine = (labels[rows].cpu(), embeddings[rows].float().cpu(), self.mask[rows].cpu())
+        y, x, chosen = (torch.cat(column) for column in zip(*gather_objects("train", mine), strict=True))
+        sampler.update(y[chosen], x[chosen])
+        if sampler.converged:
+            pairs = Relation.from_labels(y, representatives=None if sampler.all_pairs else chosen)
+            near, far = self.config.training.max_positive_distance, self.config.training.min_negative_distance
+            found = violations(x, pairs, max_positive_distance=near, min_negative_distance=far)
+            sampler.report(found.largest)
 
     def ids(self, indices: Tensor) -> Tensor | None:
         """Sample ids of a batch if the loss has a memory, which must not pair a sample with its own past."""
@@ -142,7 +129,8 @@ def take_step(state: TrainState, step: int, batch: Batch) -> Moment:
     """Take a step: set the learning rate, begin a projection if due, update, store the representatives."""
     config, device = state.config, state.machine.device
     factor = lr_factor(config.optimizer, step, config.training.steps)
-    set_lr(state.step.optimizer.param_groups, factor)
+    for group in state.step.optimizer.param_groups:
+        group["lr"] = group["factor"] * factor
     state.begin_projection(step)
     x, labels, indices = batch
     labels = labels.to(device, non_blocking=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -20,23 +19,14 @@ from nearfar.runs._sections import Config, OptimizerConfig
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """A training step as a callable: each call embeds a batch, back-propagates the loss and updates all parameters.
+    """A training step as a callable: each call embeds a batch, back-propagates the loss and updates all parameters."""
 
-    Args:
-        config: the configuration: clipping, chunks and whether batch norms keep their statistics.
-        machine: an `accelerate.Accelerator` or a `SingleProcess`; it knows the device, the precision and the processes.
-        model: the prepared network.
-        loss: a `Distributed` loss; the gradient of its own parameters is complete on every rank.
-        optimizer: the optimizer of the parameters of network and loss.
-        proximal: the proximal term, or None.
-        average: the moving average of the weights, or None.
-    """
-
-    config: Config
+    config: Config  # the configuration: clipping, chunks and whether batch norms keep their statistics
+    # an `accelerate.Accelerator` or a `SingleProcess`; it knows the device, the precision and the processes
     machine: Any
-    model: nn.Module
-    loss: nn.Module
-    optimizer: Any
+    model: nn.Module  # the prepared network
+    loss: nn.Module  # a `Distributed` loss; the gradient of its own parameters is complete on every rank
+    optimizer: Any  # the optimizer of the parameters of network and loss
     proximal: Proximal | None = None
     average: Average | None = None
 
@@ -125,23 +115,13 @@ def lr_factor(config: OptimizerConfig, step: int, steps: int) -> float:
     return 0.5 * (1 + math.cos(math.pi * (step - config.warmup - 1) / (steps - config.warmup)))
 
 
-def set_lr(groups: Iterable[dict[str, Any]], factor: float) -> None:
-    """Set the learning rate of each parameter group to its own rate times the factor of the schedule."""
-    for group in groups:
-        group["lr"] = group["factor"] * factor
-
-
 class Average:
     """An exponential moving average of a network's weights, which often scores better than the weights of any one step.
 
         w̄ ← d w̄ + (1 - d) w, with d = min(decay, (1 + t) / (10 + t)) at step t = 1, 2, ...
 
     The smaller d of the first steps makes the average forget the random initialization quickly. Batch norm statistics
-    and other buffers are copied from the network.
-
-    Args:
-        model: the network, without wrappers; it is copied.
-        decay: from 0 to below 1.
+    and other buffers are copied from the network, which is given without wrappers.
 
     >>> layer = nn.Linear(1, 1, bias=False)
     >>> average = Average(layer, decay=0.99)

@@ -1,7 +1,5 @@
 """Log the scalars of a run to TensorBoard, Weights & Biases and MLflow, through accelerate's trackers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -12,18 +10,13 @@ from nearfar._utils.files import first_line
 from nearfar.runs._config import flat, to_tree
 from nearfar.runs._sections import Config
 
-PROJECT = "nearfar"
-"""The project of wandb and the experiment of MLflow, unless their own settings name another."""
+PROJECT = "nearfar"  # the project of wandb and the experiment of MLflow, unless their own settings name another
 INSTALL = {"tensorboard": command("tensorboard"), "wandb": "pip install wandb", "mlflow": "pip install mlflow"}
 """The command that installs each package."""
 
 
 def check_trackers(names: Iterable[str]) -> None:
-    """Refuse a tracker whose package, or accelerate, is not installed.
-
-    Raises:
-        ImportError: with the command that installs it.
-    """
+    """Refuse a tracker whose package, or accelerate, is not installed."""
     for name in names:
         if not is_there(name):
             raise ImportError(
@@ -36,15 +29,10 @@ def check_trackers(names: Iterable[str]) -> None:
 def open_trackers(
     config: Config, folder: Path, *, quiet: bool = False
 ) -> Iterator[Callable[[Mapping[str, Any]], None]]:
-    """Open the trackers named in a configuration while the block runs.
+    """Open the trackers of a configuration while the block runs; yields a function that logs a journal line.
 
-    Args:
-        config: the configuration of the run, which wandb and MLflow store.
-        folder: the run folder; its name becomes the name of the run, and TensorBoard's files go into it.
-        quiet: log nothing, on all ranks except the first.
-
-    Yields:
-        A function that logs the numbers of a line of the journal to every tracker.
+    The name of the run folder becomes the name of the run. With `quiet`, on all ranks except the first, nothing is
+    logged.
     """
     with ExitStack() as stack:
         opened: list[Any] = []
@@ -77,9 +65,7 @@ def _start(name: str, config: Config, folder: Path) -> Any:
             tracker.store_init_configuration(flat(to_tree(config)))
     except Exception as error:  # each tracker has its own errors: no network, no key, a full disk
         reason = first_line(error)
-        raise RuntimeError(
-            f"train: the tracker {name} did not start ({reason}); mend that, or leave it out."
-        ) from error
+        raise RuntimeError(f"train: the tracker {name} did not start ({reason}); mend it, or leave it out.") from error
     return tracker
 
 

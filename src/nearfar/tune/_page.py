@@ -1,7 +1,5 @@
 """`build`: one self-contained page about a search: history, losses, keys, trials, the best configuration."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,12 +15,9 @@ from nearfar.tune._space import Choices
 from nearfar.tune._trial import Trial
 
 NAMES = {"recall@1": "Recall at 1", "map_at_r": "MAP@R"}
-SHOWN = 1000
-"""The largest number of trials in the table."""
-FOOT = 14
-"""Height in pixels above the axis in which trials without a score are marked."""
-SHARED = ("page.css", "theme.js")
-"""Files of the report's page that this page uses too."""
+SHOWN = 1000  # the largest number of trials in the table
+FOOT = 14  # height in pixels above the axis in which trials without a score are marked
+SHARED = ("page.css", "theme.js")  # files of the report's page that this page uses too
 STYLE = """
 .ring { fill: none; stroke: var(--c); stroke-width: 1.5; } .dot { opacity: .8; }
 .none { fill: none; stroke: var(--soft); stroke-width: 1.3; opacity: .7; }
@@ -57,10 +52,7 @@ def build(result: Tuned) -> str:
 {FOOTER}
 <script>{script}</script>"""
     return document(
-        f"{result.folder.name} · nearfar tune",
-        inside,
-        style=style + STYLE,
-        head=allow(f"script-src {hash_of(script)}"),
+        f"{result.folder.name} · nearfar tune", inside, style=style + STYLE, head=allow(f"script-src {hash_of(script)}")
     )
 
 
@@ -178,13 +170,7 @@ def _key_chart(best: Best, key: str, share: float | None, y: Axis, color: int) -
 def scatter(title: str, marks: Sequence[Mark], x: Axis, y: Axis, color: int, *, best_so_far: bool = False) -> str:
     """Draw a figure: a dot for each score, a cross at the foot for a trial without one, a ring around the best.
 
-    Args:
-        title: the caption.
-        marks: the trials.
-        x: the axis of their places.
-        y: the axis of their scores.
-        color: which of the page's eight colors.
-        best_so_far: draw the best score up to each mark, in the order of `marks`.
+    With `best_so_far`, a line shows the best score up to each mark, in the order of `marks`.
     """
     scored = [mark.y for mark in marks if mark.y is not None]
     label = f"{title}: {len(marks)} trials" + (f", the best {max(scored):.1f}" if scored else ", none with a score")

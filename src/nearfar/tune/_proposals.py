@@ -1,7 +1,5 @@
 """`Proposals`: an Optuna study for one loss, which proposes values from the outcomes of earlier trials."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import warnings
@@ -15,8 +13,7 @@ from nearfar._utils.extras import need
 from nearfar.tune._space import Space
 from nearfar.tune._trial import Outcome, Trial
 
-TRIES = 20
-"""How many repeated proposals are rejected before the first values that were not tried are taken."""
+TRIES = 20  # how many repeated proposals are rejected before the first values that were not tried are taken
 
 
 @contextmanager
@@ -120,9 +117,8 @@ def _key(values: Mapping[str, Any]) -> str:
 
 def _state(optuna: Any, outcome: Outcome) -> Any:
     states = optuna.trial.TrialState
-    return {"done": states.COMPLETE, "diverged": states.COMPLETE, "pruned": states.PRUNED}.get(
-        outcome.state, states.FAIL
-    )
+    known = {"done": states.COMPLETE, "diverged": states.COMPLETE, "pruned": states.PRUNED}
+    return known.get(outcome.state, states.FAIL)
 
 
 def _join_curves(outcome: Outcome) -> dict[int, float]:

@@ -27,11 +27,7 @@ class TrialLog:
     """The ended trials of a search, read from and appended to `trials.jsonl` in a folder.
 
     Failed trials are dropped when a search is resumed, and so are tried again. Within its block the folder is locked
-    against a second search.
-
-    Args:
-        folder: the folder of the search.
-        about: everything that the outcome of a trial depends on; a folder whose search differs in it is refused.
+    against a second search. A folder is refused if its search differs in `about`, everything that outcomes depend on.
     """
 
     def __init__(self, folder: Path, about: Mapping[str, Any]) -> None:

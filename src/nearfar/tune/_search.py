@@ -1,11 +1,9 @@
 """`search`: Optuna varies keys of a configuration, and trials are scored on held-out training classes alone."""
 
-from __future__ import annotations
-
 import functools
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -26,14 +24,12 @@ from nearfar.train._build import class_shares, open_dataset
 from nearfar.tune import _page as page
 from nearfar.tune._proposals import Proposals
 from nearfar.tune._results import Best, TrialLog, Tuned, summary
-from nearfar.tune._space import Space, as_tree, read_space, spaces
+from nearfar.tune._space import Space, read_space, spaces
 from nearfar.tune._trial import SCORES, STARTUP, Job, Trial, hold_out_test, run_trial
 
 BEST, TRIALS, PAGE = "best.yaml", "trials.json", "tune.html"
-EVERY = 10.0
-"""Seconds between two updates of the files while trials run."""
-FAILURES = 3
-"""The search stops if so many trials of a loss fail and none ends with a score."""
+EVERY = 10.0  # seconds between two updates of the files while trials run
+FAILURES = 3  # the search stops if so many trials of a loss fail and none ends with a score
 Key = tuple[str, int, Any, Mapping[str, Any]]
 """The label of a loss, the number of a trial, Optuna's trial, and its values."""
 
@@ -132,7 +128,8 @@ def _describe_search(config: Config, space: Mapping[str, Any], plan: Job, seed: 
     for section, key in (("data", "path"), *MANNER):
         tree[section].pop(key, None)
     options = {"score": plan.score, "seeds": plan.seeds, "held_out": plan.held_out, "seed": seed}
-    return {"config": tree, "space": as_tree(space), "data": data, **options}
+    plain = json.loads(json.dumps(space, default=lambda x: list(x) if isinstance(x, Sequence) else str(x)))
+    return {"config": tree, "space": plain, "data": data, **options}
 
 
 class _Search:

@@ -1,12 +1,10 @@
 """`Space`: the keys of a configuration that a search varies, each with a `Range` of numbers or a list of `Choices`."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import math
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -21,27 +19,19 @@ from nearfar.studies.grid import MANNER
 
 WORDS = ("low", "high", "log", "step", "choices")
 EXAMPLES = "{low: 1e-4, high: 1e-2, log: true}, {low: 0, high: 100, step: 10} or {choices: [64, 128]}"
-FEW = 1000
-"""The largest number of steps in a range that is enumerated."""
+FEW = 1000  # the largest number of steps in a range that is enumerated
 
 
 @dataclass(frozen=True)
 class Range:
-    """Numbers from `low` to `high`, both included.
+    """Numbers from `low` to `high`, both included."""
 
-    Attributes:
-        low: the smallest value.
-        high: the largest value.
-        log: sample evenly in the logarithm.
-        step: the distance between two values, counted from `low`; None for any value, or any whole number.
-        whole: only whole numbers.
-    """
-
-    low: float
-    high: float
-    log: bool = False
+    low: float  # the smallest value
+    high: float  # the largest value
+    log: bool = False  # sample evenly in the logarithm
+    # the distance between two values, counted from `low`; None for any value, or any whole number
     step: float | None = None
-    whole: bool = False
+    whole: bool = False  # only whole numbers
 
     def distribution(self, optuna: Any) -> Any:
         kind = optuna.distributions.IntDistribution if self.whole else optuna.distributions.FloatDistribution
@@ -114,10 +104,7 @@ def is_range(value: Any) -> bool:
 def read_range(key: str, given: Any, *, fractions: bool = False) -> Range | Choices:
     """Read {low, high, log | step} or {choices: [...]}.
 
-    Args:
-        key: the key of the configuration, for messages.
-        given: the value from YAML.
-        fractions: whether the key accepts fractions; if it does, only a whole step restricts it to whole numbers.
+    If the key accepts `fractions`, only a whole step restricts it to whole numbers.
 
     >>> read_range("optimizer.lr", {"low": 1e-4, "high": 1e-2, "log": True})
     Range(low=0.0001, high=0.01, log=True, step=None, whole=False)
@@ -327,8 +314,3 @@ def _split(tree: Mapping[str, Any], place: str, ranges: dict[str, Any]) -> dict[
         else:
             fixed[str(key)] = _split(value, here, ranges) if isinstance(value, Mapping) else value
     return fixed
-
-
-def as_tree(space: Mapping[str, Any]) -> Any:
-    """Convert a space to plain JSON values, to compare it with that of an earlier search."""
-    return json.loads(json.dumps(space, default=lambda x: list(x) if isinstance(x, Sequence) else str(x)))

@@ -20,52 +20,35 @@ from nearfar.train import Moment, NotFiniteError, fit
 from nearfar.train._build import open_dataset
 
 SCORES = ("recall@1", "map_at_r")
-STARTUP = 5
-"""How many trials must have finished before one is pruned, as in Optuna's median pruner."""
+STARTUP = 5  # how many trials must have finished before one is pruned, as in Optuna's median pruner
 
-Curve = Sequence[tuple[int, float]]
-"""(step, score on the validation classes) of each evaluation of a run."""
+Curve = Sequence[tuple[int, float]]  # (step, score on the validation classes) of each evaluation of a run
 
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """A trial to run.
+    """A trial to run."""
 
-    Attributes:
-        config: the configuration; its seed is that of the first run.
-        seeds: the number of runs, whose scores are averaged.
-        score: one of `SCORES`.
-        held_out: the share of the training classes that is scored.
-        rivals: the curves of each ended trial of the same loss, one per seed; empty if nothing is pruned.
-    """
-
-    config: Config
-    seeds: int = 1
-    score: str = "recall@1"
-    held_out: float = 0.2
+    config: Config  # the configuration; its seed is that of the first run
+    seeds: int = 1  # the number of runs, whose scores are averaged
+    score: str = "recall@1"  # one of `SCORES`
+    held_out: float = 0.2  # the share of the training classes that is scored
+    # the curves of each ended trial of the same loss, one per seed; empty if nothing is pruned
     rivals: Sequence[Sequence[Curve]] = ()
 
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """How a trial ended.
+    """How a trial ended."""
 
-    Attributes:
-        state: "done", "pruned" (stopped because it was behind), "diverged" (its loss was not finite, which counts as a
-            score of 0) or "failed".
-        score: the mean score over the seeds; None if the trial was pruned or failed.
-        scores: the score of each seed.
-        curves: the curve of each seed.
-        error: why it failed or diverged.
-        seconds: the time it took.
-    """
-
+    # "done", "pruned" (stopped because it was behind), "diverged" (its loss was not finite, which counts as a score of
+    # 0) or "failed"
     state: str
-    score: float | None = None
-    scores: Sequence[float] = ()
-    curves: Sequence[Curve] = ()
-    error: str | None = None
-    seconds: float = 0.0
+    score: float | None = None  # the mean score over the seeds; None if the trial was pruned or failed
+    scores: Sequence[float] = ()  # the score of each seed
+    curves: Sequence[Curve] = ()  # the curve of each seed
+    error: str | None = None  # why it failed or diverged
+    seconds: float = 0.0  # the time it took
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,12 +106,9 @@ def is_behind(curve: Curve, rivals: Sequence[Curve]) -> bool:
 
 
 def run_trial(job: Job, data: DataSet | None, stop: Callable[[], bool]) -> Outcome | None:
-    """Train and score one trial; return None if it was interrupted.
+    """Train and score one trial; return None if it was interrupted, as `stop` may ask after each step.
 
-    Args:
-        job: the trial.
-        data: a data set that `hold_out_test` returned; None to open the one of the configuration.
-        stop: called after each step; returns whether to interrupt the trial.
+    Without `data`, as `hold_out_test` returns it, the data set of the configuration is opened.
     """
     start, scores, curves = time.monotonic(), list[float](), list[Curve]()
     try:

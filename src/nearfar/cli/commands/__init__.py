@@ -1,3 +1,1 @@
 """The commands of `nearfar`, one file for each group; `nearfar.cli.main` lists them all."""
-
-__all__: list[str] = []

@@ -73,14 +73,10 @@ def _inputs(params: Mapping[str, Any], paths: Set[str]) -> Iterator[Path]:
 
 
 def check_apart(outputs: Mapping[str, Path], inputs: Iterable[Path]) -> None:
-    """Refuse an output that is also an input or another output, or that lies in an input folder.
+    """Refuse an output (by its option) that is also an input or another output, or that lies in an input folder.
 
     Symbolic and hard links are followed. In an input folder, pages may be overwritten; in a run folder, everything
-    except the run's own files.
-
-    Args:
-        outputs: by the option that names them.
-        inputs: files and folders; those that are missing are left to the command.
+    except the run's own files. Inputs that are missing are left to the command.
     """
     sources = [path for path in inputs if path.exists()]
     seen: dict[str, str] = {}
@@ -115,13 +111,7 @@ def _is_in(target: Path, folder: Path) -> bool:
 
 
 def check_suffix(option: str, path: Path, allowed: Mapping[str, str]) -> None:
-    """Require a suffix that is allowed, since it determines what is written.
-
-    Args:
-        option: the option that names the file.
-        path: the file.
-        allowed: a mapping from a suffix to what is then written; "" stands for a name without a suffix.
-    """
+    """Require a suffix that is allowed: a key of `allowed`, which maps it to what is written ("" for no suffix)."""
     if path.suffix not in allowed:
         ways = " or ".join(f"{f'end in {end}' if end else 'have no suffix'} ({what})" for end, what in allowed.items())
         raise ValueError(f"{option} must {ways}, but came as {path}.")

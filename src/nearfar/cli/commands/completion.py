@@ -1,7 +1,5 @@
 """Shell completion of configuration values: `nearfar train --loss.name Mul<TAB>`."""
 
-from __future__ import annotations
-
 import types
 import typing
 from collections.abc import Iterable

@@ -44,9 +44,7 @@ def find_diagnoses(source: Path, options: dict[str, Any]) -> dict[str, Diagnosis
     if not source.is_dir() or (source / "embeddings.npz").is_file():
         found["The space"] = of_vectors(source, options)
     if not found:
-        raise FileNotFoundError(
-            f"{source} holds neither journal.jsonl nor embeddings.npz; name a run or a vectors.npz."
-        )
+        raise FileNotFoundError(f"{source} holds neither journal.jsonl nor embeddings.npz; name a run or vectors.npz.")
     return found
 
 

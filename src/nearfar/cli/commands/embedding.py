@@ -26,12 +26,8 @@ if TYPE_CHECKING:
     from nearfar.cli.commands.inputs import Samples
     from nearfar.evaluation import Vectors
 
-__all__ = ["Trust", "embed", "rephrase_errors"]
-
-FOLDER = ".vectors"
-"""How the name of a folder of vectors ends."""
-NAMED = 3
-"""Classes that are named in one line."""
+FOLDER = ".vectors"  # how the name of a folder of vectors ends
+NAMED = 3  # classes that are named in one line
 Trust = Annotated[
     bool, typer.Option("--trust-model", help="Allow .pt and .pt2 files, which can run any code when they are read.")
 ]

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from nearfar.evaluation import Comparison, Evaluation
     from nearfar.evaluation._scored import Scored
 
-__all__ = ["compare", "evaluate"]
-
 Source = Annotated[Path, typer.Argument(metavar="VECTORS|RUN", help="A vectors.npz, or a run folder.")]
 Similarity = Annotated[str, typer.Option(help="Similarity: cosine, dot or euclidean.")]
 Ties = Annotated[
@@ -126,13 +124,7 @@ def need_qrels(qrels: Path | None) -> Path:
 
 
 def score_ranked(
-    ranked: Any,
-    qrels: Path,
-    k: list[int] | None,
-    similarity: str,
-    seed: int,
-    json: Path | None,
-    per_query: Path | None,
+    ranked: Any, qrels: Path, k: list[int] | None, similarity: str, seed: int, json: Path | None, per_query: Path | None
 ) -> None:
     """Score ranked documents by judgements, print the scores, and write them."""
     import csv

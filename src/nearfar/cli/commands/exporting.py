@@ -1,7 +1,5 @@
 """`nearfar export`: write a network as ONNX, or its weights."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Any
 

@@ -11,16 +11,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nearfar._utils.arrays import tensor_of
+from nearfar._utils.arrays import tensor_of, words_of
+from nearfar.data._folders import SUFFIXES, is_image
 from nearfar.data._samples import genuine, numbered
 
 if TYPE_CHECKING:
     from nearfar.data._pictures import OnCorrupt, Pictures
     from nearfar.data._samples import Transform
 
-PICTURES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"})
-SIZE = 224
-"""Side of pictures in pixels, if neither the network nor the user defines it."""
+
+SIZE = 224  # side of pictures in pixels, if neither the network nor the user defines it
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,17 +86,11 @@ class Transformed:
 
 @dataclass(frozen=True)
 class Assumed:
-    """The default preprocessing for a network that does not define one: resize the short side, crop the center.
+    """The default preprocessing for a network that does not define one: resize the short side, crop the center."""
 
-    Args:
-        size: pixels a side.
-        imagenet: standardize by ImageNet's mean and deviation.
-        pixels: uint8 in 0..255, if the network takes these; otherwise values in 0..1.
-    """
-
-    size: int
-    imagenet: bool = False
-    pixels: bool = False
+    size: int  # pixels a side
+    imagenet: bool = False  # standardize by ImageNet's mean and deviation
+    pixels: bool = False  # uint8 in 0..255, if the network takes these; otherwise values in 0..1
 
     def __call__(self, picture: Any, generator: np.random.Generator) -> Tensor:
         """One picture: [3, size, size]."""
@@ -159,18 +153,12 @@ def _npz(path: Path) -> Samples:
         if key in arrays and arrays[key].shape[:1] != x.shape[:1]:
             came = f"{key} of shape {list(arrays[key].shape)} for {len(x)} samples"
             raise ValueError(f"{path}: {key} must have one entry per sample, but {came} came.")
-    name, classes = (_words(arrays.get(key)) for key in ("name", "classes"))
+    name, classes = (words_of("embed", key, arrays[key]) if key in arrays else None for key in ("name", "classes"))
     y = arrays.get("y")
     if y is not None and y.dtype.kind in "US":
-        y, classes = numbered(_words(y) or ())
+        y, classes = numbered(words_of("embed", "y", y))
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     return Samples(torch.from_numpy(x.astype(np.float32)), tensor_of(x), y, name, None, digest, classes)
-
-
-def _words(array: np.ndarray | None) -> tuple[str, ...] | None:
-    if array is None:
-        return None
-    return tuple(word.decode(errors="replace") if isinstance(word, bytes) else str(word) for word in array.tolist())
 
 
 def square(picture: Any, size: int) -> np.ndarray:
@@ -214,17 +202,13 @@ def _files(folder: Path) -> list[Path]:
             f"{folder} holds the folders train and test, which are not classes; name one of them, such as "
             f"{folder / 'test'}."
         )
-    loose = [path for path in entries if _is_picture(path)]
-    inside = [file for home in homes for file in sorted(home.rglob("*")) if _is_picture(file)]
+    loose = [path for path in entries if is_image(path)]
+    inside = [file for home in homes for file in sorted(home.rglob("*")) if is_image(file)]
     if loose and inside:
         raise ValueError(
             f"{folder} holds {len(loose)} images of its own ({loose[0].name} is the first) beside {len(inside)} in "
             "class folders; move one of the two elsewhere."
         )
     if not loose and not inside:
-        raise ValueError(f"{folder} holds no images ({', '.join(sorted(PICTURES))}), nor do its folders.")
+        raise ValueError(f"{folder} holds no images ({', '.join(sorted(SUFFIXES))}), nor do its folders.")
     return loose or inside
-
-
-def _is_picture(path: Path) -> bool:
-    return path.suffix.lower() in PICTURES and not path.name.startswith(".") and path.is_file()

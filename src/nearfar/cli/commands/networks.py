@@ -32,27 +32,17 @@ _ONNX_TYPES = {
 
 @dataclass(frozen=True, eq=False)
 class Model:
-    """A network that maps a batch [b, ...] to vectors [b, d].
+    """A network that maps a batch [b, ...] to vectors [b, d]."""
 
-    Attributes:
-        run: function from a batch to vectors.
-        digest: identifies the model.
-        fingerprint: see `nearfar.evaluation._fingerprint`; with the preprocessing only if it is known.
-        module: the network as a module, for export; None if there is none (ONNX, TorchScript).
-        example: an example batch, or None if the file has none.
-        transform: the transform from a raw sample to the input, if the run or the file defines it.
-        side: pixels a side of the input pictures, if the file defines it.
-        pixels: whether it takes pictures in 0..255 as uint8.
-    """
-
-    run: Callable[[Tensor], Any]
-    digest: str
-    fingerprint: str
-    module: nn.Module | None = None
-    example: Tensor | None = None
+    run: Callable[[Tensor], Any]  # function from a batch to vectors
+    digest: str  # identifies the model
+    fingerprint: str  # see `nearfar.evaluation._fingerprint`; with the preprocessing only if it is known
+    module: nn.Module | None = None  # the network as a module, for export; None if there is none (ONNX, TorchScript)
+    example: Tensor | None = None  # an example batch, or None if the file has none
+    # the transform from a raw sample to the input, if the run or the file defines it
     transform: Transform | None = None
-    side: int | None = None
-    pixels: bool = False
+    side: int | None = None  # pixels a side of the input pictures, if the file defines it
+    pixels: bool = False  # whether it takes pictures in 0..255 as uint8
 
     def assumed(self, size: int | None, imagenet: bool) -> Assumed:
         """The assumed preprocessing if the model defines none; raises an error for options without effect."""
@@ -72,16 +62,12 @@ class Model:
 def load_model(path: Path, *, trust_model: bool = False) -> Model:
     """Load a model from a run folder, an .onnx file, a TorchScript file (.pt) or a torch.export file (.pt2).
 
-    Args:
-        path: the folder or file.
-        trust_model: read .pt and .pt2 files, which can run code of their author.
+    Files of the last two kinds can run code of their author, and are only read with `trust_model`.
     """
     if path.is_dir():
         return _load_run(path)
     if not path.is_file():
-        raise FileNotFoundError(
-            f"there is no model {path}; name a run folder or an .onnx, .safetensors, .pt or .pt2 file."
-        )
+        raise FileNotFoundError(f"there is no model {path}; name a run, or an .onnx, .safetensors, .pt or .pt2 file.")
     if path.suffix not in READERS:
         raise ValueError(f"{path} must end in .onnx, .safetensors, .pt (TorchScript) or .pt2 (torch.export).")
     if path.suffix in RUNS_CODE:

@@ -11,8 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nearfar.cli.commands.inputs import PICTURES, Assumed, Transformed, read_samples
+from nearfar.cli.commands.inputs import Assumed, Transformed, read_samples
 from nearfar.cli.commands.networks import Model, load_model
+from nearfar.data._folders import SUFFIXES
 from nearfar.evaluation import DiskIndex, Vectors, embed
 from nearfar.evaluation._fingerprint import check_same_network
 from nearfar.evaluation._preprocessing import Pixels, describe
@@ -23,22 +24,14 @@ if TYPE_CHECKING:
     from nearfar.data._samples import Transform
     from nearfar.evaluation import Index
 
-__all__ = ["Photographs", "are_photographs", "describe_transform", "network_of", "transform_of"]
-
 
 @dataclass(frozen=True, eq=False)
 class Photographs:
-    """A network with its preprocessing.
-
-    Attributes:
-        network: see `Model`.
-        transform: from a picture to the network's input.
-        mark: the fingerprint of its vectors, or None.
-    """
+    """A network with its preprocessing."""
 
     network: Model
-    transform: Transform
-    mark: str | None
+    transform: Transform  # from a picture to the network's input
+    mark: str | None  # the fingerprint of its vectors, or None
 
     def vector(self, picture: Any) -> Tensor:
         """The vector [d] of a PIL image."""
@@ -65,20 +58,13 @@ def are_photographs(source: Path) -> bool:
     """Whether queries are photographs rather than vectors."""
     if source.is_dir():
         return not any((source / name).is_file() for name in ("config.yaml", RUN_FILE, MANIFEST))
-    return source.suffix.lower() in PICTURES
+    return source.suffix.lower() in SUFFIXES
 
 
 def network_of(made: Index | DiskIndex, name: Path, model: Path | None, *, trust_model: bool) -> Photographs | None:
     """The network of an index: `model` if it is given, else the one that the index holds; None if it holds none.
 
-    Args:
-        made: the index.
-        name: its name in messages.
-        model: a run folder or a model's file, or None.
-        trust_model: see `load_model`.
-
-    Raises:
-        ValueError: it is not the network of the vectors.
+    A network that did not make the vectors is refused; `name` names the index in the message.
     """
     path = model or (made.network if isinstance(made, DiskIndex) else None)
     if path is None:

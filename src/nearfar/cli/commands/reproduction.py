@@ -1,7 +1,5 @@
 """`nearfar reproduce`: reproduce the figures and claims of a paper."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,8 +10,7 @@ from nearfar._utils.console import say
 from nearfar._utils.progress import Progress
 
 STUDIES = ("descent", "isometry", "profs", "dro", "noise")
-TRAINED = STUDIES[2:]
-"""Studies that train networks, and so take a data set and seeds."""
+TRAINED = STUDIES[2:]  # studies that train networks, and so take a data set and seeds
 IN_PARTS = ("profs", "dro")
 
 

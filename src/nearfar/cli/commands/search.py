@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,13 +18,10 @@ from nearfar.cli.commands.embedding import Trust
 
 if TYPE_CHECKING:
     from nearfar.evaluation import DiskIndex, Index, Neighbors, Vectors
+    from nearfar.serve import Answer
 
-__all__ = ["Images", "IndexPath", "Network", "index", "search"]
-
-SHOWN = 10
-"""Queries whose neighbors are printed."""
-JUDGED = 1000
-"""Maximum number of queries on which an index in one file is measured."""
+SHOWN = 10  # queries whose neighbors are printed
+JUDGED = 1000  # maximum number of queries on which an index in one file is measured
 
 IndexPath = Annotated[Path, typer.Argument(metavar="INDEX", help="File or folder made by `nearfar index`.")]
 Network = Annotated[
@@ -63,16 +62,20 @@ def index(
     ] = None,
     size: Annotated[int | None, typer.Option(min=1, help="As in `nearfar embed`.")] = None,
     imagenet: Annotated[bool, typer.Option("--imagenet", help="As in `nearfar embed`.")] = False,
+    calibration: Annotated[
+        Path | None, typer.Option(help="File of `nearfar calibrate`: queries without a near neighbor are unknown.")
+    ] = None,
 ) -> None:
     """Build an index of vectors for `nearfar search` and `nearfar serve`.
 
     A folder is built in chunks. After an interruption, run the same command again to continue.
     """
-    from nearfar.evaluation import Vectors
+    from nearfar.evaluation import Calibration, Vectors
 
     check_suffix("--output", output, {".npz": "a file", ".index": "a folder", "": "a folder"})
     made: Index | DiskIndex
     options: dict[str, Any] = {"kind": kind, "similarity": similarity, "cells": cells}
+    options["calibration"] = None if calibration is None else Calibration.load(calibration)
     if output.suffix == ".npz":
         if kind == "ivfpq" or model is not None:
             what = "ivfpq" if kind == "ivfpq" else "--model"
@@ -86,6 +89,20 @@ def index(
     say(f"{output}: {made!r}")
     if said := _recall(made):
         say(said)
+    if said := threshold_of(made):
+        say(said)
+
+
+def threshold_of(made: Index | DiskIndex) -> str:
+    """The threshold of an index and what it promises, in one sentence; empty without a calibration."""
+    found = made.calibration
+    if found is None:
+        return ""
+    from nearfar.evaluation._calibration import PROMISE
+
+    trial = "queries of classes that are not in the index" if found.per == "query" else "pairs of different classes"
+    sure = "" if found.guaranteed is None else f", with {found.confidence:.0%} confidence, which {PROMISE}"
+    return f"Unknown is what scores {found.usable:.4f} or less: at most {found.far:g} of {trial} pass{sure}."
 
 
 def _in_a_file(output: Path, found: Vectors, options: dict[str, Any]) -> Index:
@@ -177,6 +194,8 @@ def search(
     with Progress(f"searching {len(made):,} vectors for {len(asked):,} queries"):
         found = made.search(asked, k)
     show(made, asked, found)
+    if said := threshold_of(made):
+        say(said)
     if json is not None:
         save_json(json, records(made, asked, found))
     if page is not None:
@@ -238,7 +257,10 @@ def _write_page(
 
     names = [str(row) for row in range(len(asked))] if asked.name is None else asked.name
     answers = Searcher(made).answers(found)
-    every = [Found(name, of_query(row, name), answers[row]) for row, name in enumerate(names)]
+    every = [
+        Found(f"{name}{_unknown(made, answers[row])}", of_query(row, name), answers[row])
+        for row, name in enumerate(names)
+    ]
     about = f"{len(asked):,} {'query' if len(asked) == 1 else 'queries'}, nearest of {len(made):,} vectors by "
     write_gallery(
         page, f"{queries.name} in {index.name}", f"{about}{made.similarity}.", every, lambda r: data_uri(shown.get(r))
@@ -248,18 +270,24 @@ def _write_page(
     say(f"page: {page}{hint}")
 
 
+def _unknown(made: Index | DiskIndex, near: Sequence[Answer]) -> str:
+    """What to write behind the name of a query whose nearest neighbor does not pass."""
+    return ": unknown" if made.knows(near[0].score if near else -math.inf) is False else ""
+
+
 def show(made: Index | DiskIndex, asked: Vectors, found: Neighbors) -> None:
     """A table of the neighbors of the first queries, one row each."""
     from rich.table import Table
 
+    from nearfar.serve import Searcher
+
     table = Table(title=f"Nearest of {len(made):,} vectors ({made.similarity})", title_justify="left", show_lines=True)
     table.add_column("query", overflow="fold")
     table.add_column("nearest first, with scores", overflow="fold")
-    names = made.names(found)
-    for row in range(min(SHOWN, len(asked))):
-        scores = found.scores[row].tolist()
-        line = ", ".join(f"{name} ({score:.3f})" for name, score in zip(names[row], scores, strict=True))
-        table.add_row(str(row) if asked.name is None else asked.name[row], line)
+    for row, near in enumerate(Searcher(made).answers(found)[:SHOWN]):
+        line = ", ".join(f"{one.name} ({one.score:.3f})" for one in near)
+        name = str(row) if asked.name is None else asked.name[row]
+        table.add_row(f"{name}{_unknown(made, near)}", line)
     console = Terminal()
     console.print(table)
     if len(asked) > SHOWN:
@@ -267,11 +295,16 @@ def show(made: Index | DiskIndex, asked: Vectors, found: Neighbors) -> None:
 
 
 def records(made: Index | DiskIndex, asked: Vectors, found: Neighbors) -> list[dict[str, Any]]:
-    """For each query its name and its neighbors' names, rows and scores, without entries that were not found."""
+    """For each query its name and its neighbors' names, rows and scores, without entries that were not found.
+
+    An index with a calibration also says whether the query is `known`.
+    """
     from nearfar.serve import Searcher
 
     names = range(len(asked)) if asked.name is None else asked.name
     return [
-        {"query": str(name), "neighbors": [{"name": x.name, "row": x.row, "score": x.score} for x in near]}
+        {"query": str(name)}
+        | ({} if made.calibration is None else {"known": not _unknown(made, near)})
+        | {"neighbors": [{"name": x.name, "row": x.row, "score": x.score} for x in near]}
         for name, near in zip(names, Searcher(made).answers(found), strict=True)
     ]

@@ -15,10 +15,7 @@ from nearfar.cli.commands.search import Images, IndexPath, Network
 if TYPE_CHECKING:
     from nearfar.evaluation import DiskIndex, Index
 
-__all__ = ["serve"]
-
-PER_CLIENT = 64
-"""Maximum number of connections of one address, if addresses distinguish clients."""
+PER_CLIENT = 64  # maximum number of connections of one address, if addresses distinguish clients
 
 
 def serve(
@@ -80,11 +77,14 @@ def serve(
 
 
 def _greet(made: Index | DiskIndex, index: Path, host: str, port: int, pictures: bool) -> None:
-    """Print the address, and which optional parts the index lacks."""
+    """Print the address, which optional parts the index lacks, and its threshold."""
+    from nearfar.cli.commands.search import threshold_of
     from nearfar.serve._server import is_loopback
 
     if not pictures:
         say(f"{index} holds no network, so only vectors can be searched for (--model RUN).")
+    if said := threshold_of(made):
+        say(said)
     if not is_loopback(host):
         say("Anyone who can reach this address can search: there are no passwords and no encryption.")
     shown = f"[{host}]" if ":" in host else host

@@ -1,7 +1,5 @@
 """`nearfar tune`: tune keys of a configuration on held-out training classes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Literal, cast
 

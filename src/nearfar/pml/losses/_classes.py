@@ -1,7 +1,5 @@
 """Losses with class vectors: the margin is only applied to the n cosines between rows and their own classes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -13,8 +11,7 @@ from nearfar.pml._native import Indices, is_ours
 
 __all__ = ["ArcFaceLoss", "CosFaceLoss"]
 
-WIDE = (torch.float32, torch.float64)
-"""Dtypes in which another order of summation only affects the last digits."""
+WIDE = (torch.float32, torch.float64)  # dtypes in which another order of summation only affects the last digits
 
 
 class OwnCosines:

@@ -1,7 +1,5 @@
 """`Native`: a PML loss computed by one of nearfar's losses whenever the result is the same."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any, ClassVar, cast
 
@@ -18,18 +16,14 @@ from nearfar.groups._triplets import At, index
 from nearfar.losses.explanation import Explanation
 from nearfar.losses.robust import Call, RobustLoss
 from nearfar.miners import ScoredPairs
-from nearfar.pml._mined import Mined
-from nearfar.pml._native import SCALARS, Indices, Setup, is_ours, masks, record, setup, suit
+from nearfar.pml._native import SCALARS, Indices, Mined, Setup, is_ours, masks, record, setup, suit
 from nearfar.relations.index_tuples import as_pairs, check_apart, indexed
 
 __all__ = ["Native"]
 
-SMALL = 2**16
-"""Largest number of pairs for which a CPU batch goes to the dense engine with as few checks as possible."""
-RECORDED, LISTED = 2**20, 2**23
-"""Longest index tuples that are recorded, and scored from the whole matrix, on a GPU."""
-WHOLE = (torch.int64, torch.int32)
-"""Index dtypes that torch accepts; it reads others as masks, or rejects them."""
+SMALL = 2**16  # largest number of pairs for which a CPU batch goes to the dense engine with as few checks as possible
+RECORDED, LISTED = 2**20, 2**23  # longest index tuples that are recorded, and scored from the whole matrix, on a GPU
+WHOLE = (torch.int64, torch.int32)  # index dtypes that torch accepts; it reads others as masks, or rejects them
 
 
 class Native:
@@ -44,16 +38,12 @@ class Native:
     The nearfar loss is cached while the settings, the distance and the reducer stay the same.
     """
 
-    settings: ClassVar[tuple[str, ...]] = ()
-    """Attributes that `recipe` reads."""
+    settings: ClassVar[tuple[str, ...]] = ()  # attributes that `recipe` reads
     least: ClassVar[tuple[int, int]] = (0, 0)
     """Number of rows below which PML is faster on a CPU, without and with an index tuple."""
-    tuples: ClassVar[bool] = True
-    """Whether nearfar's loss treats index tuples like PML's."""
-    references: ClassVar[bool] = True
-    """Whether nearfar's loss treats reference rows like PML's."""
-    once: ClassVar[bool] = False
-    """Whether a pair listed twice counts once, because PML computes the loss from masks."""
+    tuples: ClassVar[bool] = True  # whether nearfar's loss treats index tuples like PML's
+    references: ClassVar[bool] = True  # whether nearfar's loss treats reference rows like PML's
+    once: ClassVar[bool] = False  # whether a pair listed twice counts once, because PML computes the loss from masks
 
     # attributes of PML's class
     distance: Any

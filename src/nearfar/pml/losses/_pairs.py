@@ -1,13 +1,14 @@
 """PML's pair losses as recipes of nearfar's."""
 
-from __future__ import annotations
+from typing import Any
 
 import torch
 from pytorch_metric_learning import losses, reducers
 from torch.nn.functional import softplus
 
-from nearfar.links import HingeLink, LiftedLink, Sides, SoftplusLink, Terms
+from nearfar.links import HingeLink, LiftedLink, Link, Sides, SoftplusLink, Terms
 from nearfar.losses import MultiSimilarity, NTXent, SupCon, TupletMargin
+from nearfar.losses.factors import Pairs
 from nearfar.losses.robust import RobustLoss
 from nearfar.pairs import AngularMargin, CircleScore, Linear, Squared
 from nearfar.pml._native import Setup
@@ -26,8 +27,7 @@ __all__ = [
     "TupletMarginLoss",
 ]
 
-SAFE = 70.0
-"""Largest difference of exponents for which no quotient underflows in float32, for any number of pairs."""
+SAFE = 70.0  # largest difference of exponents for which no quotient underflows in float32, for any number of pairs
 
 
 class ContrastiveLoss(Native, losses.ContrastiveLoss):
@@ -67,14 +67,7 @@ class GeneralizedLiftedStructureLoss(Native, losses.GeneralizedLiftedStructureLo
     once = True
 
     def recipe(self, known: Setup) -> RobustLoss:
-        return RobustLoss(
-            pair=_shifted(known, self.pos_margin, self.neg_margin),
-            over=KL(1.0, normalized=False),
-            groups="anchor_sign",
-            link=HingeLink(both=False),
-            reduction=known.reduction,
-            similarity=known.similarity,
-        )
+        return _lifted(known, _shifted(known, self.pos_margin, self.neg_margin), HingeLink(both=False))
 
 
 class LiftedStructureLoss(Native, losses.LiftedStructureLoss):
@@ -84,14 +77,7 @@ class LiftedStructureLoss(Native, losses.LiftedStructureLoss):
     tuples = references = False
 
     def recipe(self, known: Setup) -> RobustLoss:
-        return RobustLoss(
-            pair=_shifted(known, self.pos_margin, self.neg_margin),
-            over=KL(1.0, normalized=False),
-            groups="anchor_sign",
-            link=LiftedLink(),
-            reduction=known.reduction,
-            similarity=known.similarity,
-        )
+        return _lifted(known, _shifted(known, self.pos_margin, self.neg_margin), LiftedLink())
 
 
 class NTXentLoss(Native, losses.NTXentLoss):
@@ -143,21 +129,10 @@ class CircleLoss(Native, losses.CircleLoss):
     def recipe(self, known: Setup) -> RobustLoss | None:
         # PML uses these numbers, which it derives from the margin once
         m = -self.on
-        if not known.inverted or (self.op, self.delta_p, self.delta_n, self.curve) != (
-            1 + m,
-            1 - m,
-            m,
-            repr(torch.nn.Softplus(beta=1)),
-        ):
+        usual = 1 + m, 1 - m, m, repr(torch.nn.Softplus(beta=1))
+        if not known.inverted or (self.op, self.delta_p, self.delta_n, self.curve) != usual:
             return None
-        return RobustLoss(
-            pair=CircleScore(m, self.gamma),
-            over=KL(1.0, normalized=False),
-            groups="anchor_sign",
-            link=TorchSoftplus(),
-            reduction=known.reduction,
-            similarity=known.similarity,
-        )
+        return _lifted(known, CircleScore(m, self.gamma), TorchSoftplus())
 
 
 class TupletMarginLoss(Native, losses.TupletMarginLoss):
@@ -171,6 +146,12 @@ class TupletMarginLoss(Native, losses.TupletMarginLoss):
         return TupletMargin(
             pair=AngularMargin(-self.margin, self.scale), reduction=known.reduction, similarity=known.similarity
         )
+
+
+def _lifted(known: Setup, pair: Pairs, link: Link) -> RobustLoss:
+    """A loss of the log-sum-exps of the positive and of the negative pairs of each anchor, joined by a link."""
+    how: Any = {"reduction": known.reduction, "similarity": known.similarity}
+    return RobustLoss(pair=pair, over=KL(1.0, normalized=False), groups="anchor_sign", link=link, **how)
 
 
 def _shifted(known: Setup, pos_margin: float, neg_margin: float) -> tuple[Linear, Linear]:

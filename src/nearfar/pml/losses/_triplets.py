@@ -1,7 +1,5 @@
 """PML's triplet losses as recipes of nearfar's."""
 
-from __future__ import annotations
-
 import torch
 from pytorch_metric_learning import losses, reducers
 from torch import Tensor, nn

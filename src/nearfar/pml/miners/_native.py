@@ -4,8 +4,6 @@ On a GPU what precedes the listing is recorded as a CUDA graph, because launchin
 work.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any, ClassVar
 
@@ -15,8 +13,7 @@ from torch import Tensor
 
 from nearfar._utils.tensors import hidden
 from nearfar.engines.recordings import Given, Replays
-from nearfar.pml._mined import Mined
-from nearfar.pml._native import SCALARS, Indices, find_similarity, is_ours, masks, record, suit
+from nearfar.pml._native import SCALARS, Indices, Mined, find_similarity, is_ours, masks, record, suit
 
 __all__ = ["BatchHardMiner", "MultiSimilarityMiner", "Native", "PairMarginMiner", "TripletMarginMiner"]
 
@@ -24,8 +21,7 @@ __all__ = ["BatchHardMiner", "MultiSimilarityMiner", "Native", "PairMarginMiner"
 class Native:
     """Mixin placed before a PML miner; `mark` chooses pairs from scores and masks, and `list_pairs` lists them."""
 
-    settings: ClassVar[tuple[str, ...]] = ()
-    """Attributes that `mark` and `list_pairs` read."""
+    settings: ClassVar[tuple[str, ...]] = ()  # attributes that `mark` and `list_pairs` read
 
     # attributes of PML's class
     distance: Any
@@ -37,11 +33,7 @@ class Native:
     def mark(self, scores: Tensor, positive: Tensor, negative: Tensor, sign: int) -> Indices:
         """Tensors that say which pairs are chosen; their shapes depend on the shapes of the arguments alone.
 
-        Args:
-            scores: [n, m], larger = more similar.
-            positive: [n, m] mask.
-            negative: [n, m] mask.
-            sign: sign of scores relative to PML's distance: 1 for similarities, -1 for distances.
+        Scores [n, m] are larger for more similar rows; `sign` is theirs relative to PML's distance: -1 for distances.
         """
         return scores, positive, negative
 
