@@ -117,8 +117,8 @@ def section(found: Mapping[str, Any]) -> str:
     return f"""{HEADING}
 `benchmarks/quality/inspection.py`, [results/inspection.json](results/inspection.json), {found["device"]};
 CPU time: {spent}, without the features of the photographs. What
-[`nf.inspect`](../docs/guides/inspection.md) finds of what was planted. Cells are **precision / recall** in percent. The sets have errors and duplicates of their own, which count as
-false here: precision is a lower bound.
+[`nf.inspect`](../docs/guides/inspection.md) finds of what was planted. Cells are **precision / recall** in
+percent. The sets have errors and duplicates of their own, which count as false here: precision is a lower bound.
 
 ### Wrong labels
 
