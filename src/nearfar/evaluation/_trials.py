@@ -4,8 +4,6 @@ All pairs are scored in tiles. What is kept does not grow with their number, exc
 that a threshold may accept.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -190,7 +188,8 @@ def answers_of_queries(
         parts.append(torch.stack([wrong.double(), right.double(), ours.double(), sides.ref_y[place].double()]))
         if watch is not None:
             watch("searching for wrong and right answers", strip.stop, len(x))
-    return searched(*(column.cpu().numpy() for column in torch.cat(parts, dim=1)), sides.n, sides.m)
+    wrong, right, label, other = (column.cpu().numpy() for column in torch.cat(parts, dim=1))
+    return searched(wrong, right, label, other, sides.n, sides.m)
 
 
 def searched(
