@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten
+from torch.utils._pytree import TreeSpec, tree_flatten
 
 __all__ = ["Tape", "trace"]
 
@@ -31,7 +31,7 @@ Given = Sequence[Tensor | None]
 Tape = Callable[[Given], Any]
 """Gives the results for other tensors of the same shapes and dtypes; None if a number that is read differs."""
 BY_SHAPE = frozenset(
-    ["zeros_like", "ones_like", "empty_like", "full_like", "new_zeros", "new_ones", "new_empty", "new_full"]
+    {"zeros_like", "ones_like", "empty_like", "full_like", "new_zeros", "new_ones", "new_empty", "new_full"}
 )
 """Operators that use the shape of a tensor, and not its values."""
 WIDE = frozenset({"add", "sub", "mul", "div", "where"})
@@ -101,11 +101,11 @@ def _change(change: Callable[[Any], Any], x: Any) -> Any:
     return tuple(_change(change, each) for each in x) if isinstance(x, tuple | list) else change(x)
 
 
-class _Recorder(TorchDispatchMode):
+class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Lists the operators that are called beneath autograd."""
 
     def __init__(self, given: Given) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.steps: list[_Step] = []
         self.values: list[Tensor] = []  # kept alive, so that no other tensor gets the identity of one of them
         self.names: dict[int, str] = {}
@@ -136,7 +136,7 @@ class _Recorder(TorchDispatchMode):
                 self.held[self.name(x, f"held{len(self.held)}")] = x
         if func._schema.is_mutable:
             self.written.update(map(_memory, given))
-        named = _change(lambda x: _Name(self.names[id(x)]) if isinstance(x, Tensor) else x, (args, kwargs))
+        plain, keywords = _change(lambda x: _Name(self.names[id(x)]) if isinstance(x, Tensor) else x, (args, kwargs))
         found = func(*args, **kwargs)
         several = isinstance(found, tuple | list)
         results = [x for x in (found if several else (found,)) if isinstance(x, Tensor)]
@@ -144,7 +144,7 @@ class _Recorder(TorchDispatchMode):
         if isinstance(read, float):
             raise RuntimeError(f"{func} reads a number that differs at each call")
         names = tuple(self._name_result(x, given) for x in results)
-        self.steps.append(_Step(func, *named, names, several, read))
+        self.steps.append(_Step(func, plain, keywords, names, several, read))
         return found
 
     def _name_result(self, x: Tensor, given: list[Tensor]) -> str:
@@ -200,8 +200,16 @@ def trace(body: Callable[[], Any], given: Given) -> tuple[Tape, Any]:
         with suppress(TypeError, RuntimeError), torch.no_grad():
             again = run(*given)
         if again is not None and all(map(_equal, leaves, again)):
-            return lambda others: None if (found := run(*others)) is None else shape.unflatten(found), found
+            return _reshape(run, shape), found
     raise RuntimeError("the listed operators give other numbers")
+
+
+def _reshape(run: Callable[..., list[Any] | None], shape: TreeSpec) -> Tape:
+    def tape(given: Given) -> Any:
+        found = run(*given)
+        return None if found is None else shape.unflatten(found)
+
+    return tape
 
 
 def _equal(x: Any, y: Any) -> bool:
@@ -243,7 +251,8 @@ def _narrow(step: _Step, made: dict[str, _Step], values: dict[str, Tensor]) -> _
     if not before or step.name not in WIDE:
         return step
     shapes = [values[before.get(name, name)].shape for name in step.uses]
-    return step.renamed(before) if torch.broadcast_shapes(*shapes) == values[step.found[0]].shape else step
+    common = torch.broadcast_shapes(*shapes)  # type: ignore[no-untyped-call]
+    return step.renamed(before) if common == values[step.found[0]].shape else step
 
 
 def _given_back(step: _Step, made: dict[str, _Step], held: dict[str, Tensor]) -> str | None:

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from nearfar._utils.process_group import ProcessGroup
+from nearfar._utils.rows import squares
 from nearfar.relations.relation import EVERYTHING, Relation
-from nearfar.similarity import Similarity, squares
+from nearfar.similarity import Similarity
 
 __all__ = ["Raw", "distance_rows", "widen_near"]
 

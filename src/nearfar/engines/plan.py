@@ -10,13 +10,12 @@ A loss that can be folded runs on the operators (operators.py), others in strips
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from nearfar._utils.shortcuts import Part, learned_tensors, nested, swift, touched
+from nearfar._utils.shortcuts import learned_tensors, nested, swift, touched
 from nearfar.groups._groupings import Product
 from nearfar.groups._triplets import difference
 from nearfar.miners import Miner, Window
@@ -57,8 +56,9 @@ class Plan:
         return "\n".join(f"  {line}" for line in lines)
 
 
-def plain_parts(parts: Sequence[Part | None]) -> bool:
-    """Whether all parts allow shortcuts, and none was modified on its instance."""
+def plain_parts(product: Product, *, any_similarity: bool = False) -> bool:
+    """Whether all parts allow shortcuts, and none was modified on its instance; the similarity may be excepted."""
+    parts = product.parts[1:] if any_similarity else product.parts
     return swift(parts) and touched(parts) is None
 
 

@@ -13,15 +13,11 @@ import copy
 import math
 import threading
 import warnings
-from abc import ABC
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
 from functools import partial
-from itertools import chain, count
-from operator import is_
-from typing import Any, Generic, Protocol
-from weakref import WeakKeyDictionary
+from itertools import count
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,10 +25,11 @@ from torch import Tensor, nn
 from nearfar._utils.checks import RECENT, capturing
 from nearfar._utils.cuda_graph import record
 from nearfar._utils.files import first_line
-from nearfar._utils.shortcuts import HOOKS, Part, hooked, hooked_globally
+from nearfar._utils.shortcuts import hooked_globally
 from nearfar._utils.tape import Tape, trace
 from nearfar._utils.tensors import uses_tf32
 from nearfar.engines.auto import LEAST, fuses
+from nearfar.engines.told import Seen, settings
 from nearfar.groups._groupings import Product
 from nearfar.sets.base import UncertaintySet
 
@@ -58,11 +55,6 @@ DEVICES = frozenset({"cpu", "cuda"} if RECENT else ())
 TRACED = frozenset({"cpu"})
 """Devices on which operators are listed; the others capture a graph."""
 TENSORS = frozenset({Tensor, nn.Parameter})
-BASES = frozenset({object, ABC, Generic, Protocol, nn.Module})
-KNOWN: WeakKeyDictionary[type[Any], bool] = WeakKeyDictionary()
-"""Classes, and whether they and all their bases are nearfar's."""
-CHANGING = frozenset({"training", "_warned", "_deferred", "_replays", "_cached", "_maker", "_version"})
-"""Attributes of a loss that do not affect its value."""
 
 Given = tuple[Tensor | None, ...]
 Run = Callable[[Any, Given], Any]
@@ -294,7 +286,7 @@ def _capture(body: Callable[[], Any], mine: Given, like: Tensor) -> Tape:
     """Record `body` as a graph, which reads from the tensors `mine`."""
     start, (found, slopes) = record(body, like)
 
-    def replay(given: Given) -> Any:
+    def replay(given: Sequence[Tensor | None]) -> Any:
         for old, x in zip(mine, given, strict=True):
             if old is not None and x is not None:
                 old.copy_(x)
@@ -374,102 +366,3 @@ def _given(saved: Given, others: Sequence[tuple[Tensor, int] | None]) -> Given:
     if any(other is not None and other[1] != _version(other[0]) for other in others):
         raise RuntimeError("a second derivative needs the labels or ids of the call, but they were changed in place.")
     return tuple(x if other is None else other[0] for x, other in zip(saved, others, strict=True))
-
-
-def settings(loss: nn.Module, parts: Sequence[Part | None], device: torch.device) -> tuple[Any, ...] | None:
-    """Everything that a recording of this loss depends on, besides the tensors of a call.
-
-    None if it cannot be recorded: a custom class, a hook, an attribute that may change unnoticed, or a parameter that
-    is sharded, otherwise special, or on another device.
-    """
-    kept, seen = loss._replays, loss._replays.seen
-    if seen is None or not seen.holds(parts):
-        seen = kept.seen = _look(loss, parts)
-    if seen.told is None or any(x.device != device for x in seen.learned):
-        return None
-    return kept.number(seen.told), *((x.data_ptr(), x.dtype, x.shape, x.requires_grad) for x in seen.held)
-
-
-@dataclass(frozen=True, eq=False)
-class Seen:
-    """The plain attributes of a loss and of its parts, and what they were read from, so that a change is noticed.
-
-    Args:
-        parts: the parts.
-        read: the dictionaries of attributes, parameters, submodules and hooks.
-        values: the objects in them.
-        learned: the parameters.
-        held: the parameters and buffers.
-        told: the plain attributes; None if the loss cannot be recorded.
-    """
-
-    parts: tuple[Part | None, ...]
-    read: list[dict[str, Any]]
-    values: list[Any]
-    learned: list[nn.Parameter]
-    held: list[Tensor]
-    told: tuple[Any, ...] | None
-
-    def holds(self, parts: Sequence[Part | None]) -> bool:
-        """Whether the parts, and all objects in the dictionaries, are still the same ones."""
-        values = list(chain.from_iterable(map(dict.values, self.read)))
-        same = len(values) == len(self.values) and all(map(is_, values, self.values))
-        return same and len(parts) == len(self.parts) and all(map(is_, parts, self.parts))
-
-
-def _look(loss: nn.Module, parts: Sequence[Part | None]) -> Seen:
-    told: list[Any] = []
-    read: list[dict[str, Any]] = [vars(x) for x in parts if hasattr(x, "__dict__")]
-    read += [held for attributes in read for name, held in attributes.items() if name in HOOKS]
-    # all that a loss computes follows from its settings, except for hooks
-    plain = not any(x is not None and (not _ours(type(x)) or hooked(x)) for x in parts)
-    plain = plain and all(_ours(type(one)) and _told(one, told, read) for one in loss.modules())
-    values = list(chain.from_iterable(map(dict.values, read)))
-    if list in map(type, values):  # may change in place
-        values.append(None)
-    learned = list(loss.parameters())
-    plain = plain and all(type(x) is nn.Parameter for x in learned)
-    return Seen(tuple(parts), read, values, learned, [*learned, *loss.buffers()], tuple(told) if plain else None)
-
-
-def _ours(kind: Any) -> bool:
-    found = KNOWN.get(kind)
-    if found is None:
-        found = KNOWN[kind] = all(base in BASES or base.__module__.startswith("nearfar.") for base in kind.__mro__)
-    return found
-
-
-def _told(one: Any, told: list[Any], read: list[dict[str, Any]]) -> bool:
-    """Append the plain attributes of an object and of its parts, and where they are; False if one is not plain."""
-    told.append(type(one))
-    module, held = isinstance(one, nn.Module), getattr(one, "__dict__", {})
-    read.append(held)
-    for name, value in held.items():
-        if module and name in INNER:
-            if isinstance(value, dict):
-                read.append(value)
-            if name in HOOKS and value:
-                return False
-        elif name not in CHANGING:
-            if not all(_plain(x, told, read) for x in (value if type(value) in LISTS else (value,))):
-                return False
-    return True
-
-
-def _plain(value: Any, told: list[Any], read: list[dict[str, Any]]) -> bool:
-    """Append an attribute, or those of a part; False if it is not plain. Parameters are handled elsewhere."""
-    if type(value) in PLAIN:
-        told.append(value)
-    elif _ours(type(value)) and not isinstance(value, nn.Module):
-        return _told(value, told, read)
-    elif not isinstance(value, nn.Module | nn.Parameter):
-        if isinstance(value, Tensor) or type(value).__hash__ is None:  # a tensor may be part of another graph
-            return False
-        told.append(value)
-    return True
-
-
-LISTS = frozenset({tuple, list})
-PLAIN = frozenset({bool, int, float, str, type(None)})
-INNER = frozenset(nn.Module().__dict__)
-"""Attributes that every module has: parameters, buffers, submodules and hooks, which are handled elsewhere."""

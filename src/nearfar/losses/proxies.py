@@ -96,7 +96,7 @@ class ClassSoftmax(Proxies, ABC):
         few = self.engine == "auto" and 0 < len(call.embeddings) * self.classes <= FEW and self.classes > 1
         if not few or not isinstance(labels, Tensor) or call.indices is not None or call.ranks is not None:
             return super()._value(call)
-        if not readable(labels) or not plain_parts(product.parts[1:]) or not self._of_all():
+        if not readable(labels) or not plain_parts(product, any_similarity=True) or not self._of_all():
             return super()._value(call)
         inner = self._inner(call)
         raw, own, relation = widen(inner.embeddings, inner.ref_emb), labels.long(), cast(Relation, inner.labels)

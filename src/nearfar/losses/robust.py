@@ -24,9 +24,9 @@ from nearfar._utils.settings import MISSING, Settings
 from nearfar._utils.shortcuts import Part
 from nearfar.engines import Plan, auto, by_list, by_other_engine, check_strips, dense_pairs, dense_value, make_plan
 from nearfar.engines.recordings import DEVICES, Replays, replayed
-from nearfar.groups._groupings import AnchorSign, Grouping, Product, Reduction
+from nearfar.groups._groupings import Grouping, Product, Reduction
 from nearfar.links import Link
-from nearfar.losses.arguments import Had, check_relation
+from nearfar.losses.arguments import Had, check_relation, teaching, wants_both
 from nearfar.losses.explanation import Explanation, explain, unexplained
 from nearfar.losses.factors import CachedProduct, Engine, Factors, Members, Pairs, Sets, make_product
 from nearfar.miners import Miner
@@ -101,8 +101,7 @@ class Loss(Settings, ABC):
     """Base class of metric-learning losses: called with embeddings and labels, explained by `explain`."""
 
     keyword_only = True
-    owner = ""
-    """The name used in messages: the class name, unless an outer loss sets its own."""
+    owner = ""  # the name used in messages: the class name, unless an outer loss sets its own
 
     def _prepare(self) -> None:
         self.owner = type(self).__name__
@@ -227,10 +226,8 @@ class RobustLoss(Loss):
     """Which rows act as anchors when class representatives are marked."""
     among_representatives: ClassVar[bool] = False
     """Whether negative pairs of two representatives count even if the relation leaves them out."""
-    listed_once = False
-    """Whether a pair that an index tuple lists several times, as triplets do, counts once."""
-    listed_apart = False
-    """Whether a pair listed both as positive and as negative is an error."""
+    listed_once = False  # whether a pair that an index tuple lists several times, as triplets do, counts once
+    listed_apart = False  # whether a pair listed both as positive and as negative is an error
     composed: ClassVar[bool] = False
     """Whether rows, columns or relation of the product are first computed from the batch."""
     tile = cast("int | None", None)
@@ -358,9 +355,9 @@ class RobustLoss(Loss):
         if had is None:
             self._say("it is empty")
             return
-        if relation.device.type == "cpu" and not _wants_both(product) and bool(had.had_positive.any()):
+        if relation.device.type == "cpu" and not wants_both(product) and bool(had.had_positive.any()):
             return  # most batches, in few steps
-        teaches = _teaching(product, had).any()
+        teaches = teaching(product, had).any()
         if relation.device.type == "cuda":
             self.heed()
             self._deferred.note(1 - teaches.to(torch.int64))
@@ -380,20 +377,6 @@ class RobustLoss(Loss):
             DegenerateBatchWarning,
             stacklevel=4,
         )
-
-
-def _teaching(product: Product, had: Had) -> Tensor:
-    """Anchors [n] with the pairs that a loss needs, before mining."""
-    if _wants_both(product):
-        return had.had_positive & had.had_negative
-    return had.had_positive if product.groups.needs == "positive" else had.anchors
-
-
-def _wants_both(product: Product) -> bool:
-    """Whether an anchor must have both positive and negative pairs."""
-    groups, link, miner = product.groups, product.link, product.miner
-    linked = isinstance(groups, AnchorSign) and link is not None and link.both
-    return linked or groups.needs == "both" or (miner is not None and miner.both)
 
 
 def _zero(call: Call) -> Tensor:

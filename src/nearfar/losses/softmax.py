@@ -223,7 +223,12 @@ class NPair(Composed):
         labels, similarity = call.labels, product.similarity
         if not isinstance(labels, Tensor) or any(x is not None for x in given) or not self._is_small(call):
             return None
-        if not readable(labels) or similarity.shifts or product.miner is not None or not plain_parts(product.parts[1:]):
+        if (
+            not readable(labels)
+            or similarity.shifts
+            or product.miner is not None
+            or not plain_parts(product, any_similarity=True)
+        ):
             return None
         if not are_opposite(product.positive.form(+1), product.negative.form(-1)) or not len(labels):
             return None

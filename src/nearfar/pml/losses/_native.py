@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from nearfar._utils.tensors import check_embeddings
+from nearfar._utils.tensors import check_finite
 from nearfar.engines import dense_value, recordings
 from nearfar.engines.dense import keep
 from nearfar.engines.recordings import PAIRS, settings
@@ -170,14 +170,14 @@ class Native:
         named, device = call.ids is not None or call.ref_ids is not None, call.embeddings.device.type
         recorded = device in recordings.DEVICES
         mined = recorded and call.indices is not None and len(call.indices[0]) <= LISTED
-        most = PAIRS if mined else 0 if recorded or device != "cpu" else SMALL
+        most = (SMALL if device == "cpu" else PAIRS) if mined else 0 if recorded or device != "cpu" else SMALL
         if named or call.shape[0] * call.shape[1] > most:
             return loss._judged(call)
         with torch.autocast(device_type=device, enabled=False):
             return self._mined_value(loss, call) if mined else self._dense_value(loss, call, None)
 
     def _mined_value(self, loss: RobustLoss, call: Call) -> Tensor:
-        """The value of an index tuple on a GPU, by a recording: of measures of pairs, or of a list of triplets."""
+        """The value of an index tuple by a recording: of measures of pairs, or of a list of triplets."""
         product = loss.product
         if triplets := _lists_triplets(product, call):
             mined = _pad(call.indices)
@@ -216,9 +216,9 @@ class Native:
 
     def _scores(self, call: Call) -> Tensor:
         """The scores [n, m], computed with PML's distance."""
-        check_embeddings("", "embeddings", call.embeddings)
+        check_finite("", "embeddings", call.embeddings)
         if call.ref_emb is not None:
-            check_embeddings("", "ref_emb", call.ref_emb)
+            check_finite("", "ref_emb", call.ref_emb)
         wide = torch.promote_types(call.embeddings.dtype, torch.float32)
         others = None if call.ref_emb is None else call.ref_emb.to(wide)
         numbers: Tensor = self.distance(call.embeddings.to(wide), others)
