@@ -18,8 +18,8 @@ BINS = 2**14
 """Bins of a histogram, evenly wide from the lowest to the highest score that is possible."""
 TILE = 2**22
 """Scores computed at a time."""
-HELD = 2**25
-"""Maximum number of negative pairs that are held, 400 MB."""
+HELD = 2**24
+"""Maximum number of negative pairs that are held, with 2 GB at the peak."""
 NEGATIVE, POSITIVE = 0, 3
 """First rows of the histograms: pairs across the two halves of classes, in the first, and in the second half."""
 
