@@ -33,6 +33,7 @@ EXAMPLES = {
     "config": ["c.yaml"],
     "demo": ["--quick"],
     "diagnose": ["v.npz"],
+    "inspect": ["v.npz"],
     "embed": ["m.pt", "d.npz", TRUST, "-o", "e.npz"],
     "evaluate": ["v.npz", "--gallery", "g.npz"],
     "export": ["s.safetensors", "-o", "e.safetensors"],
@@ -113,8 +114,8 @@ CASES = [(name, each.opts[0], source) for name in EXAMPLES for each in outputs(n
 
 def test_there_is_something_to_test():
     assert {name for name, *_ in CASES} == {
-        "calibrate", "diagnose", "embed", "evaluate", "export", "index", "report", "reproduce", "search", "train",
-        "tune",
+        "calibrate", "diagnose", "embed", "evaluate", "export", "index", "inspect", "report", "reproduce", "search",
+        "train", "tune",
     }  # fmt: skip
     assert len(CASES) > 20
 
