@@ -47,7 +47,7 @@ for line in sys.stdin:
             steps.clear()
         step, labels = step_of(*key)
         x = torch.randn(rows, WIDTH, requires_grad=True)
-        steps[key] = step and (lambda: step(x, labels).backward())
+        steps[key] = step and (lambda step=step, x=x, labels=labels: step(x, labels).backward())
         for _ in range(WARM if step else 0):
             steps[key]()
     taken = []
