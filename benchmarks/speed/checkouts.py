@@ -2,10 +2,12 @@
 
     git worktree add ../before REVISION
     python benchmarks/speed/checkouts.py ../before                    1,024 and 4,096 rows: time here / time there
-    python benchmarks/speed/checkouts.py ../before --sizes 32 64 128  PML's time / ours, here and there
+    python benchmarks/speed/checkouts.py ../before --sizes 32 64 128 --name small
+                                                                      PML's time / ours, here and there
 
 Each checkout has a process of its own with one thread; both measure a subject of `nearfar bench` in turns, forward and
-backward, in CPU seconds. The table shows medians, and is written to benchmarks/results/checkouts_cpu.md.
+backward, in CPU seconds. The table shows medians, and is written to benchmarks/results/checkouts_cpu.md, or the file of
+another --name.
 """
 
 from __future__ import annotations
@@ -19,11 +21,13 @@ from statistics import median
 from typing import IO, cast
 
 ROOT = Path(__file__).resolve().parents[2]
-RESULT = ROOT / "benchmarks" / "results" / "checkouts_cpu.md"
+RESULTS = ROOT / "benchmarks" / "results"
 SMALL = 256
 """Rows up to which PML is measured too."""
+WARM = 5
+"""Calls before the first that is timed; the fourth is recorded."""
 WORKER = """
-import sys, time, torch
+import statistics, sys, time, torch
 from nearfar.bench import SUBJECTS
 torch.set_num_threads(1)
 torch.manual_seed(0)
@@ -39,16 +43,19 @@ for line in sys.stdin:
     name, rows, peer, calls = eval(line)
     key = name, rows, peer
     if key not in steps:
-        steps.clear()
+        if steps and next(iter(steps))[:2] != (name, rows):
+            steps.clear()
         step, labels = step_of(*key)
         x = torch.randn(rows, WIDTH, requires_grad=True)
-        steps[key] = step and (lambda: step(x, labels).backward())
-        if step:
+        steps[key] = step and (lambda step=step, x=x, labels=labels: step(x, labels).backward())
+        for _ in range(WARM if step else 0):
             steps[key]()
-    start = time.thread_time()
+    taken = []
     for _ in range(calls if steps[key] else 0):
+        start = time.thread_time()
         steps[key]()
-    print((time.thread_time() - start) / calls if steps[key] else None, flush=True)
+        taken.append(time.thread_time() - start)
+    print(statistics.median(taken) if steps[key] else None, flush=True)
 """
 
 
@@ -57,7 +64,8 @@ class Worker:
 
     def __init__(self, checkout: Path, width: int) -> None:
         environment = {**os.environ, "PYTHONPATH": str(checkout / "src"), "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, "-W", "ignore", "-c", WORKER.replace("WIDTH", str(width))]
+        code = WORKER.replace("WIDTH", str(width)).replace("WARM", str(WARM))
+        command = [sys.executable, "-W", "ignore", "-c", code]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         process = subprocess.Popen(command, env=environment, **pipes, encoding="utf-8")
         self.input, self.output = cast("IO[str]", process.stdin), cast("IO[str]", process.stdout)
@@ -72,13 +80,14 @@ class Worker:
 
 def compare(name: str, rows: int, workers: list[Worker], rounds: int) -> list[float | None]:
     """Median seconds here, there, and of PML for small batches."""
-    first = workers[0].time(name, rows, False, 1) or 1.0
-    calls = max(1, min(20, int(0.05 / first)))
+    small = rows <= SMALL
+    first, theirs = (workers[0].time(name, rows, peer, 1) or 1.0 for peer in (False, small))
+    calls, more = (max(1, min(20, int(0.05 / taken))) for taken in (first, theirs))
     times: list[list[float | None]] = [[], [], []]
     for _ in range(rounds):
         times[0].append(workers[0].time(name, rows, False, calls))
         times[1].append(workers[1].time(name, rows, False, calls))
-        times[2].append(workers[0].time(name, rows, True, 2) if rows <= SMALL else None)
+        times[2].append(workers[0].time(name, rows, True, more) if small else None)
     return [None if None in each else median(x for x in each if x is not None) for each in times]
 
 
@@ -90,6 +99,7 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--losses", nargs="+")
+    parser.add_argument("--name", default="checkouts", help="of the file that is written")
     given = parser.parse_args()
     from nearfar.bench import SUBJECTS
 
@@ -106,7 +116,8 @@ def main() -> None:
             lines.append(f"| {' | '.join(cells)} |")
             print(lines[-1], flush=True)
     head = "# This checkout beside another, one thread, forward and backward"
-    RESULT.write_text("\n".join([head, "", *lines, ""]), encoding="utf-8")
+    about = f"d = {given.width}; medians of CPU milliseconds."
+    RESULTS.joinpath(f"{given.name}_cpu.md").write_text("\n".join([head, "", about, "", *lines, ""]), encoding="utf-8")
 
 
 if __name__ == "__main__":

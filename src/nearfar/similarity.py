@@ -18,10 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from nearfar._utils.checks import check_positive, check_whole
-from nearfar._utils.rows import products, quick_unit, root, squares, unit
 from nearfar._utils.settings import Number
 from nearfar._utils.shortcuts import HOOKS, Part
-from nearfar._utils.tensors import readable
+from nearfar._utils.tensors import products, quick_unit, readable, root, squares, unit
 
 __all__ = [
     "Called",

@@ -130,6 +130,18 @@ def test_it_is_below_every_euclidean_map(x, y):
     assert G.hausdorff_distance(x, y, starts=4).lower >= G.isometric_bound(x, y) / 2 - 1e-12
 
 
+def test_euclidean_maps_need_more_than_two_thirds_of_h():
+    """The page proves d_iso ≥ √3 - 1 for these rows in every Euclidean space; this map attains it."""
+    x, y = THIRDS
+    t = 3**0.5 - 1
+    s = 2 - t
+    ideal = torch.tensor([[-s / 2, 0.0], [0.0, t / 2], [s / 2, 0.0], [0.0, 3**0.5 / 2 * s]], dtype=torch.float64)
+    assert G.hardness(ideal, y) < 1e-12
+    assert G.isometric_error_between(x, ideal) == pytest.approx(t)
+    found = G.isometric_error(torch.nn.functional.pad(x, (0, 2)), y, starts=8)
+    assert found.upper == pytest.approx(t, abs=1e-6)  # and no nearer one is found
+
+
 def test_angles():
     x, y = drawn(1, rows=8, width=3, classes=3)
     unit = torch.nn.functional.normalize(x)

@@ -1,5 +1,8 @@
 """Operators that are recorded on a CPU: replayed on other tensors, reduced to those that are needed, or refused."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -110,5 +113,16 @@ def test_masks_under_the_same_mask():
     assert steps_of(lambda: torch.where(MASK, torch.where(MASK, given, 0.0), 7.0), (given,)).count("where") == 1
 
 
-def test_no_compiler_is_imported_for_it():
-    assert not tape._Recorder._should_skip_dynamo()
+def test_recording_a_loss_imports_nothing():
+    """The compiler and SymPy take a second to import, in the fourth call of a loss."""
+    code = (
+        "import sys, torch, nearfar as nf\n"
+        "x, y, loss = torch.randn(8, 4, requires_grad=True), torch.arange(8) // 2, nf.losses.SupCon()\n"
+        "for _ in range(3): loss(x, y).backward()\n"
+        "before = set(sys.modules)\n"
+        "for _ in range(2): loss(x, y).backward()\n"
+        "assert any(hasattr(each, 'replay') for each in loss._replays._known.values())\n"
+        "print(*sorted(set(sys.modules) - before))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8", check=True)
+    assert done.stdout.split() == []

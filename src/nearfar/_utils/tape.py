@@ -251,8 +251,14 @@ def _narrow(step: _Step, made: dict[str, _Step], values: dict[str, Tensor]) -> _
     if not before or step.name not in WIDE:
         return step
     shapes = [values[before.get(name, name)].shape for name in step.uses]
-    common = torch.broadcast_shapes(*shapes)  # type: ignore[no-untyped-call]
-    return step.renamed(before) if common == values[step.found[0]].shape else step
+    return step.renamed(before) if _common(shapes) == values[step.found[0]].shape else step
+
+
+def _common(shapes: Sequence[torch.Size]) -> tuple[int, ...]:
+    """The shape that tensors of these shapes are expanded to; torch's own function first imports SymPy."""
+    width = max(map(len, shapes))
+    padded = [(1,) * (width - len(shape)) + tuple(shape) for shape in shapes]
+    return tuple(next((size for size in sizes if size != 1), 1) for sizes in zip(*padded, strict=True))
 
 
 def _given_back(step: _Step, made: dict[str, _Step], held: dict[str, Tensor]) -> str | None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from nearfar._utils.process_group import ProcessGroup
-from nearfar._utils.rows import squares
+from nearfar._utils.tensors import squares
 from nearfar.relations.relation import EVERYTHING, Relation
 from nearfar.similarity import Similarity
 

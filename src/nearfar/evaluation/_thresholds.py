@@ -67,7 +67,7 @@ def calibrate(
         similarity: "cosine", "dot" or "euclidean".
         watch: called as watch(what, done, total) during the work.
 
-    Memory is that of the rows, and 12 bytes for each negative pair that `threshold` accepts.
+    Memory is that of the rows, and about 120 bytes for each negative pair that `threshold` accepts.
 
     >>> x = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.2, 0.9]])
     >>> found = calibrate(x, torch.tensor([0, 0, 1, 1]), far=0.25)

@@ -110,6 +110,12 @@ class Product:
         """Whether the link also uses the negative value of each column."""
         return self.link is not None and self.link.wants_columns
 
+    @property
+    def wants_both(self) -> bool:
+        """Whether an anchor must have both positive and negative pairs."""
+        linked = self.groups.scope == "anchor_sign" and self.link is not None and self.link.both
+        return linked or self.groups.needs == "both" or (self.miner is not None and self.miner.both)
+
     def joined(self, sides: Sides) -> tuple[Terms, ...]:
         """Combine the positive and negative values of each anchor by the link, or add them if there is none."""
         if self.link is None:

@@ -4,10 +4,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from nearfar.groups._groupings import AnchorSign, Product
 from nearfar.relations.relation import Relation
 
-__all__ = ["Had", "check_relation", "teaching", "wants_both"]
+__all__ = ["Had", "check_relation"]
 
 
 def check_relation(
@@ -52,17 +51,3 @@ class Had:
         if not bool(self.had_negative.any()):
             return "all of its rows are positives of each other (there is one class only)"
         return "no anchor has both a positive and a negative pair"
-
-
-def teaching(product: Product, had: Had) -> Tensor:
-    """Anchors [n] with the pairs that a loss needs, before mining."""
-    if wants_both(product):
-        return had.had_positive & had.had_negative
-    return had.had_positive if product.groups.needs == "positive" else had.anchors
-
-
-def wants_both(product: Product) -> bool:
-    """Whether an anchor must have both positive and negative pairs."""
-    groups, link, miner = product.groups, product.link, product.miner
-    linked = isinstance(groups, AnchorSign) and link is not None and link.both
-    return linked or groups.needs == "both" or (miner is not None and miner.both)

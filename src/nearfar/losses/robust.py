@@ -26,7 +26,7 @@ from nearfar.engines import Plan, auto, by_list, by_other_engine, check_strips, 
 from nearfar.engines.recordings import DEVICES, Replays, replayed
 from nearfar.groups._groupings import Grouping, Product, Reduction
 from nearfar.links import Link
-from nearfar.losses.arguments import Had, check_relation, teaching, wants_both
+from nearfar.losses.arguments import Had, check_relation
 from nearfar.losses.explanation import Explanation, explain, unexplained
 from nearfar.losses.factors import CachedProduct, Engine, Factors, Members, Pairs, Sets, make_product
 from nearfar.miners import Miner
@@ -150,9 +150,9 @@ class Loss(Settings, ABC):
         device = call.embeddings.device.type
         cast = torch.compiler.is_compiling() or torch.is_autocast_enabled(device)
         with torch.autocast(device_type=device, enabled=False) if cast else nullcontext():
-            recorded = device in DEVICES and not torch.compiler.is_compiling()
-            core = self._core() if recorded else None
-            if core is not None and (value := replayed(self, core, call)) is not None:
+            core = self._core() if device in DEVICES and not torch.compiler.is_compiling() else None
+            recorded = core is not None and core.engine != "dense"
+            if recorded and (value := replayed(self, core, call)) is not None:
                 return value
             tensors.check_placed(self.owner, self, call.embeddings.device)
             return self._value(call)
@@ -355,9 +355,9 @@ class RobustLoss(Loss):
         if had is None:
             self._say("it is empty")
             return
-        if relation.device.type == "cpu" and not wants_both(product) and bool(had.had_positive.any()):
+        if relation.device.type == "cpu" and not product.wants_both and bool(had.had_positive.any()):
             return  # most batches, in few steps
-        teaches = teaching(product, had).any()
+        teaches = _teaching(product, had).any()
         if relation.device.type == "cuda":
             self.heed()
             self._deferred.note(1 - teaches.to(torch.int64))
@@ -377,6 +377,13 @@ class RobustLoss(Loss):
             DegenerateBatchWarning,
             stacklevel=4,
         )
+
+
+def _teaching(product: Product, had: Had) -> Tensor:
+    """Anchors [n] with the pairs that a loss needs, before mining."""
+    if product.wants_both:
+        return had.had_positive & had.had_negative
+    return had.had_positive if product.groups.needs == "positive" else had.anchors
 
 
 def _zero(call: Call) -> Tensor:
