@@ -19,6 +19,9 @@ import nearfar as nf
 from nearfar.data import DataSet, Tensors, correct, open_data
 from nearfar.evaluation import Vectors, neighbors
 from nearfar.inspection import inspect, write_page
+from nearfar.inspection._copies import Copies
+from nearfar.inspection._inspect import _copies
+from nearfar.inspection._labels import Doubts
 from nearfar.inspection._samples import read
 
 HOSTILE = "<script>alert(1)</script>\"'<img src=x onerror=alert(2)>"
@@ -212,11 +215,41 @@ def test_bad_sources_are_one_sentence(tmp_path):
         inspect(tmp_path / "nowhere")
     with pytest.raises(ValueError, match="cuts must be one of"):
         inspect(x[2:], cuts={"copies": 1})
+    with pytest.raises(ValueError, match="vectors came, for which model cannot be used"):
+        inspect(x[2:], y[2:], model=torch.nn.Identity())
+    with pytest.raises(ValueError, match="vectors came, for which labels cannot be used"):
+        inspect(Vectors(x[2:], y=y[2:]), y[2:])
+    Vectors(x[2:], y=y[2:]).save(tmp_path / "v.npz")
+    with pytest.raises(ValueError, match="vectors came, for which inputs cannot be used"):
+        inspect(tmp_path / "v.npz", inputs="png")
+    with pytest.raises(ValueError, match="is not a known kind of data by its files; correct the path"):
+        inspect(tmp_path)
     broken = pictures(tmp_path / "broken", each=1)
     for file in broken.rglob("*.png"):
         file.write_bytes(b"")
     with pytest.raises(ValueError, match="no picture of the data can be read"):
         inspect(broken)
+
+
+def test_many_neighbors_do_not_accuse_everybody():
+    """Among all other rows each class lacks the row itself, so that votes of all rows would accuse every label."""
+    x, y = some(120, 10)
+    assert len(inspect(x, y, near=len(y)).of("wrong label")) < 20
+
+
+def test_of_copies_with_several_labels_one_is_left():
+    material = read(Vectors(torch.eye(3), y=[0, 1, 0]), None, None, None, None, None)
+    copies = Copies(torch.tensor([[0, 1], [0, 2], [1, 2]]), torch.full((3,), 16.0), torch.zeros(3, dtype=torch.long))
+    doubts = Doubts(torch.tensor([0.9, 0.6, 0.3]), torch.tensor([1, 0, 1]), 0.1)
+    assert {each.rows[0] for each in _copies(material, copies, doubts, 7.0)} == {0, 1}
+
+
+def test_corrections_of_a_clean_data_set_change_nothing(tmp_path):
+    clean = inspect(torch.eye(4), [0, 0, 1, 1])
+    data = DataSet("d", Tensors(torch.eye(4), [0, 0, 1, 1]), Tensors(torch.eye(2), [0, 1]))
+    after = correct(data, clean.save(tmp_path / "c.csv"))
+    assert clean.findings == ()
+    assert (after.train, after.test) == (data.train, data.test)
 
 
 @pytest.mark.parametrize("rows_", [2, 3, 40])

@@ -32,7 +32,7 @@ def correct(data: DataSet, path: Path) -> DataSet:
             sample of a side would be left.
     """
     sides: dict[str, Samples] = {side: samples for side in PLACES if (samples := getattr(data, side, None)) is not None}
-    rows = table("corrections", path, ("name", "action"), None)
+    rows = table("corrections", path, ("name", "action"), None, empty=True)  # a clean data set has no corrections
     wanted = {row["name"] for row in rows}
     places: dict[str, list[Place]] = {}
     for side, samples in sides.items():
@@ -64,7 +64,8 @@ def _read(where: str, row: dict[str, str], places: dict[str, list[Place]]) -> Pl
     if len(found) != 1:
         raise ValueError(
             f"corrections: {where} must name one sample of the data, but {printable(row['name'])!r} names "
-            f"{len(found)}; " + ("say which in a column side." if found else "inspect the same data again.")
+            f"{len(found)}{' on side ' + repr(printable(side)) if side else ''}; "
+            + ("say which in a column side." if found else "inspect the same data again.")
         )
     return found[0]
 

@@ -78,12 +78,15 @@ def kind_of(path: str | Path | None) -> str:
         return "shards"  # s-{000..099}.tar
     place = Path(path)
     if not place.exists():
-        raise FileNotFoundError(f"open_data: there is no file or folder {path}; correct data.path.")
+        raise FileNotFoundError(f"open_data: there is no file or folder {path}; correct the path.")
     found = list(filter(None, _kinds(place)))
     if len(found) == 1:
         return found[0]
     came = f"may be {' or '.join(found)}" if found else "is not a known kind of data by its files"
-    raise ValueError(f"open_data: {path} {came}; name the data set with data.name, one of {', '.join(NAMES[1:])}.")
+    raise ValueError(
+        f"open_data: {path} {came}; correct the path, or name the kind of data where "
+        f"that can be done (data.name), one of {', '.join(NAMES[1:])}."
+    )
 
 
 def _kinds(place: Path) -> Iterator[str]:

@@ -46,12 +46,18 @@ def words(owner: str, path: Path, columns: int, *, skip: int = 0) -> list[list[s
 
 
 def table(
-    owner: str, path: Path, needed: tuple[str, ...], more: tuple[str, ...] | None = (), *, unique: str | None = None
+    owner: str,
+    path: Path,
+    needed: tuple[str, ...],
+    more: tuple[str, ...] | None = (),
+    *,
+    unique: str | None = None,
+    empty: bool = False,
 ) -> list[dict[str, str]]:
     """Read the rows of a CSV file as mappings from column names; a column split holds train or test.
 
     The columns `needed` are required, and `more` are optional (None: any, and these may be empty). The values of the
-    column `unique` must differ.
+    column `unique` must differ. A file without rows is an error, unless `empty` is true.
     """
     try:
         reader = csv.DictReader(text_lines(owner, path), skipinitialspace=True, strict=True)
@@ -66,7 +72,7 @@ def table(
         filled = columns if more is not None else [name for name in columns if name in (*needed, "split")]
     except csv.Error as error:
         raise ValueError(f"{owner}: {path} cannot be read as a CSV file ({error}).") from None
-    if not rows:
+    if not rows and not empty:
         raise ValueError(f"{owner}: {path} holds no rows below its first line.")
     for line, row in enumerate(rows, start=2):
         if None in row or None in row.values() or any(not row[column] for column in filled):

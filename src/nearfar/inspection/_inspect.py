@@ -165,7 +165,8 @@ def inspect(
         inputs: for a path, `inputs` of `open_data`.
         model: a function from a batch to vectors.
         transform: from a sample (and a generator) to the input of `model`.
-        near: number of neighbors of each row.
+        near: number of neighbors of each row; at most half of the rows, since among all of them each class has one
+            row less for its own rows, which alone would accuse every label.
         cuts: other scores than `CUTS` from which a kind is listed.
         seed: seed of samples and splits.
         watch: called as watch(what, done, total) during the work.
@@ -189,7 +190,7 @@ def inspect(
     tell("searching neighbors", 0, 0)
     x = unit(material.x.float())
     z = unit(x - x.mean(dim=0))
-    found = neighbors(x, k=min(near, rows - 1))
+    found = neighbors(x, k=min(near, rows // 2))
     tell("comparing candidates for copies", 0, 0)
     copies = find_copies(x, found, material.gray)
     tell("looking at labels and classes", 0, 0)
@@ -221,18 +222,22 @@ def _wrong_labels(material: Material, y: Tensor, doubts: Doubts, near: Neighbors
 
 
 def _copies(material: Material, copies: Copies, doubts: Doubts, cut: float) -> Iterator[Finding]:
-    """Pairs of copies. The accused is the one whose label is less probable, else the one in train, else the later."""
+    """Pairs of copies. The accused is the one in train, else the one whose label is less probable, else the later.
+
+    This is one order for all pairs, so that of several copies of a sample one is never accused.
+    """
+
+    def last(row: int) -> tuple[bool, float, int]:
+        return material.sides[row] != "train", -round(float(doubts.score[row]), 2), -row
+
     y = [0] * len(material.names) if material.y is None else material.y.tolist()
     chosen = (copies.score >= cut).nonzero().flatten().tolist()
     for place in chosen:
-        pair = copies.rows[place].tolist()
+        pair = sorted(copies.rows[place].tolist(), key=last)
         sides = [material.sides[row] for row in pair]
         kind = "copy across sides" if sides[0] != sides[1] else "copy"
         if y[pair[0]] != y[pair[1]]:
             kind = "copy with another label"
-            pair.sort(key=lambda row: (-float(doubts.score[row]), material.sides[row] != "train", -row))
-        else:
-            pair.sort(key=lambda row: (material.sides[row] != "train", -row))
         note = "" if material.gray is None else KINDS[int(copies.kind[place])]
         yield Finding(kind, tuple(pair), float(copies.score[place]), "ignore", note=note)
 

@@ -60,9 +60,12 @@ def read(
     if isinstance(source, Material):
         return source
     if isinstance(source, str | Path):
-        source, labels = _open(source, labels, inputs), None
+        source, labels, inputs = _open(source, labels, inputs), None, None
     if isinstance(source, DataSet | Samples):
+        _refuse("a data set", labels=labels, inputs=inputs)
         return _of_samples(source, model, transform, watch)
+    own = labels if isinstance(source, Vectors) else None
+    _refuse("vectors", labels=own, inputs=inputs, model=model, transform=transform)
     given = source if isinstance(source, Vectors) else Vectors(source, y=labels)
     check_embeddings("inspect", "embeddings", given.x)
     named = given.class_names()
@@ -79,15 +82,24 @@ def read(
     )
 
 
+def _refuse(what: str, **options: Any) -> None:
+    """Require that options which have no meaning for a source are left out."""
+    came = [name for name, value in options.items() if value is not None]
+    if came:
+        raise ValueError(f"inspect: {what} came, for which {' and '.join(came)} cannot be used; leave it out.")
+
+
 def _open(path: str | Path, labels: str | None, inputs: str | None) -> Any:
     """Vectors of a file or folder, or the data set at a path."""
     place = Path(path)
     if is_folder_of_vectors(place) or (place / "embeddings.npz").is_file():
+        _refuse("vectors", labels=labels, inputs=inputs)
         return Vectors.load(place)
     if place.suffix == ".npz":
         arrays = read_arrays("inspect", place)
         sibling = place.with_name(place.name.removesuffix("train.npz") + "test.npz")
         if "x" in arrays and arrays["x"].ndim == 2:
+            _refuse("vectors", labels=labels, inputs=inputs)
             paired = "split" in arrays or (place.name.endswith("train.npz") and sibling.is_file())
             if "y" in arrays and (paired or arrays["y"].dtype.kind in "US"):
                 return vectors(place)
@@ -105,6 +117,7 @@ def _of_samples(source: DataSet | Samples, model: Any, transform: Transform | No
     names = [name for own in parts.values() for name in own.names]
     sides = [side for side, own in parts.items() for _ in range(len(own))]
     if all(isinstance(own, Tensors) and own.x.ndim == 2 for own in parts.values()):
+        _refuse("vectors", model=model, transform=transform)
         x = torch.cat([own.x.float() for own in parts.values()])
         check_embeddings("inspect", "x", x)
         return Material(x, torch.from_numpy(labels), classes, names, sides)

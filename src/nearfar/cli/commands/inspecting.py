@@ -64,4 +64,7 @@ def _with_pictures(found: Inspection, images: Path) -> Inspection:
     """Show the pictures in a folder on the page; names lead to them."""
     from nearfar.report._inputs import image_reader
 
-    return replace(found, material=replace(found.material, picture=image_reader(images, found.material.names)))
+    names, picture = found.material.names, image_reader(images, found.material.names)
+    if not any((images / name).is_file() for name in names):
+        raise ValueError(f"--images {images} holds none of the pictures that the vectors name, such as {names[0]}.")
+    return replace(found, material=replace(found.material, picture=picture))
