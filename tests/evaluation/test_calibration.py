@@ -241,6 +241,7 @@ def test_ties_at_the_top_are_refused():
     with pytest.raises(ValueError, match="4 classes with 54 negative pairs are too few to guarantee"):
         _ = found.usable
     assert "none, because 4 classes are too few" in repr(found)
+    assert "false accepts 0 (" in repr(found)
     record = json.loads(json.dumps(found.to_dict(), allow_nan=False))
     assert Calibration.from_dict(record).to_dict() == found.to_dict()
     assert record["guaranteed"] == "inf"
@@ -331,7 +332,10 @@ def test_more_pairs_than_are_held_are_refused(monkeypatch):
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        (([0.1, math.nan], [0, 1]), "scores must be finite, but 1 are NaN or infinite"),
+        (([0.1, math.nan], [0, 1]), r"must lie within ±1e\+100, but 1 are larger, NaN"),
+        (([1e308, -1e308], [1, 0]), r"must lie within ±1e\+100, but 2 are larger"),
+        (([0.1, 0.2], [1, 0], None, "x"), "far must be a share between 0 and 1, such as 1e-3, but came as 'x'"),
+        (([0.1, 0.2], [1, 0], None, 0.5, None), "confidence must lie between 0.5 and 1, but came as None"),
         (([0.1, 0.2], [0, 1, 1]), r"one entry per pair, but came with shapes \[2\] and \[3\]"),
         (([], []), "one entry per pair"),
         (([0.1, 0.2], [0, 2]), "same must hold truth values, or 0 and 1"),

@@ -111,8 +111,10 @@ class Calibration:
         what = "pairs" if self.per == "pair" else "best answers of queries"
         of = f" of {self.classes:,} classes" if self.classes else ""
         lines = [f"{self.positive:,} positive and {self.negative:,} negative {what}{of}; equal error {self.eer:.2%}"]
-        measured = "" if self.rate is None else f" (on as many new classes {self.rate.low:.2g} to {self.rate.high:.2g})"
-        far = f"{self.far:g}{measured}"
+        far = f"at most {self.far:g}"
+        if self.rate is not None:
+            low, high = self.rate.low, self.rate.high
+            far = f"{self.rate.value:.2g} (on as many new classes {low:.2g} to {high:.2g})"
         lines.append(f"  threshold  {self.threshold:.4f}  true accepts {percent(self.tar)}  false accepts {far}")
         if self.guaranteed is None or self.guaranteed_tar is None:
             lines.append("  guaranteed: none, because the classes of the pairs are not known")

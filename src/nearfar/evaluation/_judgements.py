@@ -227,10 +227,10 @@ def _items(owner: str, inner: Any) -> Any:
 
 
 def _whole(owner: str, query: object, name: object, grade: object) -> int:
-    if isinstance(grade, bool) or not isinstance(grade, Real) or float(grade) % 1 != 0:
+    if isinstance(grade, bool) or not isinstance(grade, Real) or not abs(grade) < 1e9 or float(grade) % 1:
         raise ValueError(
             f"{owner}: the grade of document {printable(name)!r} for query {printable(query)!r} must be a whole "
-            f"number, but is {grade!r}."
+            f"number below 1e9, but is {grade!r}."
         )
     return int(float(grade))
 

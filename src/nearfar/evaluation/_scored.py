@@ -81,6 +81,7 @@ class Scored(ABC):
 
 def check_ks(owner: str, ks: Sequence[int]) -> tuple[int, ...]:
     """Require whole numbers from 1 on; returns them in ascending order, each once."""
-    if not ks or any(not isinstance(k, int) or isinstance(k, bool) or k < 1 for k in ks):
+    given = ks if isinstance(ks, Sequence) else ()
+    if not given or any(not isinstance(k, int) or isinstance(k, bool) or k < 1 for k in given):
         raise ValueError(f"{owner}: ks must be whole numbers from 1 on, such as (1, 2, 4, 8), but came as {ks!r}.")
     return tuple(sorted(set(ks)))

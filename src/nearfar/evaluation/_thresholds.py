@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from nearfar._utils.arrays import labels_of, rows_of
-from nearfar._utils.checks import check_choice
+from nearfar._utils.checks import check_choice, number_of
 from nearfar._utils.progress import Watch
 from nearfar.evaluation._bootstrap import Interval, intervals
 from nearfar.evaluation._calibration import Calibration, Per
@@ -36,6 +36,8 @@ STEPS = 40
 """False accept rates per decade for which a guarantee is sought."""
 POINTS = 200
 """Points of the curve."""
+LARGEST = 1e100
+"""The largest size of a score that is given."""
 
 
 def calibrate(
@@ -120,9 +122,10 @@ def evaluate_pairs(
             f"evaluate_pairs: scores and same must have one entry per pair, but came with shapes {list(found.shape)} "
             f"and {list(truth.shape)}."
         )
-    if not np.isfinite(found).all():
+    wrong = ~(np.abs(found) <= LARGEST)
+    if wrong.any():
         raise ValueError(
-            f"evaluate_pairs: scores must be finite, but {(~np.isfinite(found)).sum()} are NaN or infinite."
+            f"evaluate_pairs: scores must lie within ±{LARGEST:g}, but {wrong.sum()} are larger, NaN or infinite."
         )
     if truth.dtype.kind not in "biuf" or not np.isin(truth, (0, 1)).all():
         raise ValueError("evaluate_pairs: same must hold truth values, or 0 and 1.")
@@ -139,9 +142,9 @@ def evaluate_pairs(
 
 
 def _check(owner: str, far: float, confidence: float) -> None:
-    if not 0 < far < 1:
+    if not 0 < number_of(owner, "far", far, "a share between 0 and 1", learned=False) < 1:
         raise ValueError(f"{owner}: far must be a share between 0 and 1, such as 1e-3, but came as {far!r}.")
-    if not 0.5 < confidence < 1:
+    if not 0.5 < number_of(owner, "confidence", confidence, "a number between 0.5 and 1", learned=False) < 1:
         raise ValueError(f"{owner}: confidence must lie between 0.5 and 1, but came as {confidence!r}.")
 
 

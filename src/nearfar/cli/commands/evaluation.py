@@ -10,7 +10,7 @@ import typer
 from nearfar._utils.checks import check_choice
 from nearfar._utils.console import Terminal, say
 from nearfar._utils.progress import Progress
-from nearfar.cli.commands.command import Extra, check_one, load_labeled, save_json
+from nearfar.cli.commands.command import Extra, check_one, check_suffix, load_labeled, save_json
 from nearfar.cli.launch import Processes, is_first, launch, share_evaluation
 
 if TYPE_CHECKING:
@@ -134,6 +134,8 @@ def score_ranked(
     from nearfar.evaluation import evaluate_retrieval
     from nearfar.evaluation._judged import RETRIEVAL_KS
 
+    if per_query is not None:
+        check_suffix("--per-query", per_query, {".csv": "a table"})
     title = str(ranked) if isinstance(ranked, Path) else "vectors"
     options: dict[str, Any] = {"similarity": similarity, "seed": seed}
     with Progress(f"scoring {title}"):
