@@ -152,7 +152,7 @@ def test_a_path_that_fits_nothing_is_an_error(make, tmp_path, cache):
             (place / file).touch()
     said = run(tmp_path, "train", "--data.path", make, "--run", "r", code=1)
     assert f"{make} {'may be cars or vectors' if make == 'two' else 'is not a known kind of data by its files'}" in said
-    assert "name the data set with data.name, one of omniglot, cub" in said
+    assert "correct the path, or, in a configuration, name the data set with data.name, one of omniglot, cub" in said
     assert not cache.exists()
     assert not (tmp_path / "r").exists()
 

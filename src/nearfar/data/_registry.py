@@ -84,8 +84,8 @@ def kind_of(path: str | Path | None) -> str:
         return found[0]
     came = f"may be {' or '.join(found)}" if found else "is not a known kind of data by its files"
     raise ValueError(
-        f"open_data: {path} {came}; correct the path, or name the kind of data where "
-        f"that can be done (data.name), one of {', '.join(NAMES[1:])}."
+        f"open_data: {path} {came}; correct the path, or, in a configuration, name "
+        f"the data set with data.name, one of {', '.join(NAMES[1:])}."
     )
 
 

@@ -227,12 +227,13 @@ def _items(owner: str, inner: Any) -> Any:
 
 
 def _whole(owner: str, query: object, name: object, grade: object) -> int:
-    if isinstance(grade, bool) or not isinstance(grade, Real) or not abs(grade) < 1e9 or float(grade) % 1:
+    value: Any = grade
+    if isinstance(grade, bool) or not isinstance(grade, Real) or not abs(value) < 1e9 or value % 1:
         raise ValueError(
             f"{owner}: the grade of document {printable(name)!r} for query {printable(query)!r} must be a whole "
             f"number below 1e9, but is {grade!r}."
         )
-    return int(float(grade))
+    return int(value)
 
 
 def read_beir(folder: str | os.PathLike[str], split: str = "test") -> Collection:
