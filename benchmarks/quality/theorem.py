@@ -2,19 +2,18 @@
 
     python benchmarks/quality/theorem.py search --seconds 240
     python benchmarks/quality/theorem.py runs --path FOLDER          ten minutes on one core
-    python benchmarks/quality/theorem.py draw                        needs the results of `runs`
 
 `search` draws metrics of few points: rows on a grid, Gaussian rows, and shortest paths of random whole numbers; some
 are improved by changing single distances. It compares the formula with the linear program, and keeps the largest ratio
 d_iso/H of each kind. `runs` trains a linear head on frozen features (FOLDER has train.npz and test.npz) and measures 10
-batches of 60 test rows, 12 classes of 5, at 11 steps; two of the ten by the linear program as well. Both write
-benchmarks/results/theorem.json.
+batches of 60 test rows, 12 classes of 5, at 11 steps; two of the ten by the linear program as well. They write
+benchmarks/results/theorem-search.json and theorem-runs.json.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import itertools
 import math
 import platform
 import tempfile
@@ -27,7 +26,6 @@ import scipy
 import torch
 
 from nearfar import geometry
-from nearfar._utils.figure import figure_file
 from nearfar._utils.files import write_text
 from nearfar._utils.tables import as_json
 from nearfar.batches import violations
@@ -35,14 +33,13 @@ from nearfar.data import open_data
 from nearfar.evaluation import evaluate
 from nearfar.geometry import metric_bounds as bounds
 from nearfar.geometry.ladder import steps as rungs_of
-from nearfar.plot import style
 from nearfar.studies import profs
 from nearfar.studies._descent_rivals import interval
 from nearfar.studies._training import open_study
 from nearfar.train import fit
 
 ROOT = Path(__file__).parents[2]
-RESULT = ROOT / "benchmarks" / "results" / "theorem.json"
+RESULTS = ROOT / "benchmarks" / "results"
 SETS = {
     "-1, 0, 1 | 0": ([-1, 0, 1, 0], [0, 0, 0, 1]),
     "-1, 1 | 0": ([-1, 1, 0], [0, 0, 1]),
@@ -135,7 +132,7 @@ def search(seconds: float, seed: int = 0) -> dict[str, Any]:
         count, rungs = int(noise.integers(4, 10)), int(noise.integers(3, 6))
         relevance = draw_relevance(noise, count, rungs)
         rungs = len(np.unique(relevance[~np.eye(count, dtype=bool)]))
-        ratio, d = climb(noise, draw_metric(noise, count), relevance, 12)
+        ratio, d = climb(noise, draw_metric(noise, count), relevance, 3)
         one = found["ladders"].setdefault(str(rungs), {"draws": 0, "largest": 0.0})
         one["draws"] += 1
         if ratio > one["largest"] + 1e-9:
@@ -152,6 +149,7 @@ def search_maps(noise: np.random.Generator, end: float) -> dict[str, Any]:
         width = int(noise.integers(1, 4))
         grid = noise.random() < 0.7
         rows = noise.integers(-2, 3, (count, width)) if grid else noise.normal(size=(count, width))
+        rows[noise.integers(count, size=2)] = rows[noise.integers(count, size=2)]  # rows that coincide
         x = torch.zeros(count, count - 1, dtype=torch.float64)
         x[:, : min(width, count - 1)] = torch.from_numpy(rows.astype(float))[:, : count - 1]
         y = torch.from_numpy(noise.integers(0, 3, count))
@@ -206,7 +204,7 @@ def batches_of(labels: np.ndarray) -> list[np.ndarray]:
 
 def train(path: Path, name: str, seed: int) -> dict[str, Any]:
     changes = {"training": {"baselines": False}}
-    with open_study("profs", RESULT.parent, data="vectors", path=path, changes=changes) as study:
+    with open_study("profs", RESULTS, data="vectors", path=path, changes=changes) as study:
         how = {"steps": STEPS, "rate": RATE, "seed": seed}
         config = study.config(profs.LOSSES[name], study.per_class(profs.BATCH, profs.SAMPLES), **how)
     data = open_data("vectors", path)
@@ -244,48 +242,25 @@ def table(runs: list[dict[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def draw(found: dict[str, Any]) -> None:
-    lines = {"lift": "error of the lift", "V": "V, largest violation", "H": "H", "formula": "d_iso of metrics"}
-    image = ROOT / "docs" / "images" / "beyond-theorem.png"
-    with figure_file(image, (8.6, 5.0), 2, len(LOSSES), sharex=True, height_ratios=(2, 1)) as axes:
-        for column, name in enumerate(LOSSES):
-            runs = [run["points"] for run in found["runs"] if run["loss"] == name]
-            step, (top, low) = [point["step"] for point in runs[0]], axes[:, column]
-            means = {key: np.mean([[point[key] for point in run] for run in runs], axis=0) for key in lines}
-            for color, (key, label) in zip(style.COLORS, lines.items(), strict=False):
-                top.plot(step, means[key], color=color, label=label)
-            top.fill_between(step, means["H"] / 2, means["H"] * 2 / 3, color=style.GRAY, alpha=0.3, label="H/2 to 2H/3")
-            for run in runs:
-                low.plot(step, [point["recall@1"] for point in run], color=style.GRAY)
-            top.set(title=name, ylim=(0, None), ylabel="distance" if not column else "")
-            low.set(xlabel="step", ylabel="R@1, %" if not column else "")
-            for ax in (top, low):
-                style.plain(ax)
-        axes[0, -1].legend(fontsize=8, frameon=False)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("part", choices=("search", "runs", "draw"))
+    parser.add_argument("part", choices=("search", "runs"))
     parser.add_argument("--path", type=Path)
     parser.add_argument("--seconds", type=float, default=240)
     parser.add_argument("--seeds", type=int, default=3)
     given = parser.parse_args()
     torch.set_num_threads(1)
-    record = json.loads(RESULT.read_text(encoding="utf-8")) if RESULT.exists() else {}
-    if given.part == "draw":
-        draw(record)
-        return
+    versions = {"python": platform.python_version(), "torch": torch.__version__, "scipy": scipy.__version__}
+    record: dict[str, Any] = {"device": "two cores, CPU", "versions": versions, "runs": []}
     start = time.monotonic()
     if given.part == "search":
-        record["search"] = {"sets": known_sets(), **search(given.seconds)}
+        record |= {"sets": known_sets(), **search(given.seconds)}
     else:
-        record["runs"] = [train(given.path, name, seed) for name in LOSSES for seed in range(given.seeds)]
+        for name, seed in itertools.product(LOSSES, range(given.seeds)):
+            record["runs"].append(train(given.path, name, seed))
         record["table"] = table(record["runs"])
-    record[f"{given.part}_seconds"] = round(time.monotonic() - start)
-    versions = {"python": platform.python_version(), "torch": torch.__version__, "scipy": scipy.__version__}
-    record |= {"device": "two cores, CPU", "versions": versions, "runs": record.get("runs", [])}
-    write_text(RESULT, as_json(record, "runs", 5))
+    record["seconds"] = round(time.monotonic() - start)
+    write_text(RESULTS / f"theorem-{given.part}.json", as_json(record, "runs", 5))
 
 
 if __name__ == "__main__":

@@ -28,17 +28,19 @@ COMMANDS: dict[str, Any] = typer.main.get_command(app).commands
 """From typer's own registry: a new command is found by itself."""
 EXAMPLES = {
     "bench": ["--quick"],
+    "calibrate": ["v.npz", "--gallery", "g.npz", "--far", "0.2", "-o", "e.json"],
     "compare": ["v.npz", "v.npz"],
     "config": ["c.yaml"],
     "demo": ["--quick"],
     "diagnose": ["v.npz"],
+    "inspect": ["v.npz"],
     "embed": ["m.pt", "d.npz", TRUST, "-o", "e.npz"],
     "evaluate": ["v.npz", "--gallery", "g.npz"],
     "export": ["s.safetensors", "-o", "e.safetensors"],
-    "index": ["v.npz", "-o", "e.npz"],
+    "index": ["v.npz", "-o", "e.npz", "--calibration", "a.json"],
     "losses": [],
     "recommend": ["vectors", "--path", "v.npz"],
-    "report": ["v.npz", "-o", "e.html", "--images", "photos"],
+    "report": ["v.npz", "-o", "e.html", "--images", "photos", "--calibration", "a.json"],
     "reproduce": ["profs", "--quick", "--path", "photos", "--weights", "s.safetensors"],
     "search": ["i.npz", "v.npz", "--images", "photos"],
     "serve": ["i.npz", "--seconds", "0"],
@@ -46,7 +48,7 @@ EXAMPLES = {
     "tune": ["c.yaml", "--space", "space.yaml"],
 }
 """For each command words with all its inputs; they need not succeed: outputs are looked at first."""
-FILES = ("v.npz", "g.npz", "d.npz", "i.npz", "m.pt", "s.safetensors", "c.yaml", "space.yaml")
+FILES = ("v.npz", "g.npz", "d.npz", "i.npz", "m.pt", "s.safetensors", "c.yaml", "space.yaml", "a.json")
 FOLDERS = ("photos", "run", "v.vectors", "i.index")
 
 
@@ -62,6 +64,7 @@ def home(tmp_path_factory):
     saved(Flat(192), torch.randn(2, 192), home / "m.pt")
     fit(config(training={"steps": 1}), home / "run", data=tiny())
     run(home, "export", "run", "-o", "s.safetensors")
+    run(home, "calibrate", "v.npz", "--far", "0.2", "-o", "a.json")
     run(home, "index", "v.npz", "-o", "i.npz")
     run(home, "index", "v.npz", "-o", "i.index")
     run(home, "embed", "m.pt", "d.npz", TRUST, "-o", "v.vectors")
@@ -111,7 +114,8 @@ CASES = [(name, each.opts[0], source) for name in EXAMPLES for each in outputs(n
 
 def test_there_is_something_to_test():
     assert {name for name, *_ in CASES} == {
-        "diagnose", "embed", "evaluate", "export", "index", "report", "reproduce", "search", "train", "tune"
+        "calibrate", "diagnose", "embed", "evaluate", "export", "index", "inspect", "report", "reproduce", "search",
+        "train", "tune",
     }  # fmt: skip
     assert len(CASES) > 20
 

@@ -9,7 +9,7 @@ import torch
 from engine_cases import CLOSE, largest, measured, on
 
 import nearfar as nf
-from nearfar.engines import auto, tiles
+from nearfar.engines import auto, strips, tiles
 from nearfar.groups._triplets import widest
 from nearfar.relations import layout
 
@@ -107,6 +107,7 @@ def test_no_tensor_of_all_triplets_is_made(name, monkeypatch):
     assert largest(on(LOSSES[name](), "dense"), rows, labels) >= triplets
     monkeypatch.setattr(auto, "MOST", triplets)
     monkeypatch.setattr(tiles, "FULL", triplets // 8)
+    monkeypatch.setattr(strips, "KEPT", triplets // 8)
     monkeypatch.setattr(layout, "LISTED", 0)
     assert largest(LOSSES[name](), rows, labels) < triplets / 4
     for a, b in zip(

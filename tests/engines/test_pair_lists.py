@@ -67,9 +67,9 @@ def test_hundreds_of_rows_equal_dense():
 def test_a_list_follows_a_matrix_that_is_written_to():
     same = torch.zeros(12, 12, dtype=torch.bool)
     relation = R.from_matrix(same)
-    assert not relation.sorted_layout().near.positive.any()
+    assert not relation.sorted_layout().listed.positive.any()
     same[0, 1] = True
-    assert relation.sorted_layout().near.positive.sum() == 1
+    assert relation.sorted_layout().listed.positive.sum() == 1
 
 
 @pytest.mark.parametrize("name", ["several labels", "matrix, marks", "a sample of two labels"])

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 from geometry_cases import TOY, TOY_LABELS, drawn, moved
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from oracles import geometry as oracle
+from metric_program import metric_error, separated, within_bounds
 
 from nearfar import geometry as G
 from nearfar.batches import violations
@@ -55,10 +55,12 @@ def check_metric(found, x, relevance, margin, value):
 
 @settings(deadline=None, max_examples=60)
 @given(sets_of_rows(), st.sampled_from([0.0, 0.3, 2.0]))
+@example(THIRDS, 0.0)
+@example(THIRDS, 0.1)
 def test_the_formula_is_the_value_of_the_linear_program(case, margin):
     x, y = case
     value = G.isometric_bound(x, y, margin=margin)
-    assert value == pytest.approx(oracle.metric_error(apart(x), oracle.separated(same(y), margin)), abs=1e-7)
+    assert value == pytest.approx(metric_error(apart(x), separated(same(y), margin)), abs=1e-7)
     check_metric(G.separated_metric(x, y, margin=margin), x, same(y), margin, value)
 
 
@@ -69,7 +71,7 @@ def test_the_program_of_ladders_is_that_of_the_oracle(case, seed, margin, nested
     noise = torch.Generator().manual_seed(seed)
     coarse = torch.randint(2, (len(y),), generator=noise)
     relevance = G.ladder(coarse, y) if nested else torch.randint(3, (len(y), len(y)), generator=noise)
-    expected = oracle.metric_error(apart(x), oracle.separated(relevance, margin))
+    expected = metric_error(apart(x), separated(relevance, margin))
     if np.isnan(expected):
         with pytest.raises(ValueError, match="no metric keeps this margin for this relevance"):
             G.isometric_bound(x, relevance, margin=margin)
@@ -117,6 +119,7 @@ def test_no_multiple_of_h_bounds_a_relevance_that_is_not_nested(links):
 def test_formula_and_program_agree_on_larger_sets(rows):
     x, y = drawn(rows, rows=rows, width=4, classes=5)
     x[::7] = x[0]
+    x[[5, 10, 15, 1]] = torch.tensor([-3.0, 0, 3.0, 0], dtype=torch.float64)[:, None] * torch.ones(4)
     assert G.isometric_bound(x, same(y)) == pytest.approx(G.isometric_bound(x, y), abs=1e-6)
 
 
@@ -127,12 +130,24 @@ def test_it_is_below_every_euclidean_map(x, y):
     assert G.hausdorff_distance(x, y, starts=4).lower >= G.isometric_bound(x, y) / 2 - 1e-12
 
 
+def test_euclidean_maps_need_more_than_two_thirds_of_h():
+    """The page proves d_iso ≥ √3 - 1 for these rows in every Euclidean space; this map attains it."""
+    x, y = THIRDS
+    t = 3**0.5 - 1
+    s = 2 - t
+    ideal = torch.tensor([[-s / 2, 0.0], [0.0, t / 2], [s / 2, 0.0], [0.0, 3**0.5 / 2 * s]], dtype=torch.float64)
+    assert G.hardness(ideal, y) < 1e-12
+    assert G.isometric_error_between(x, ideal) == pytest.approx(t)
+    found = G.isometric_error(torch.nn.functional.pad(x, (0, 2)), y, starts=8)
+    assert found.upper == pytest.approx(t, abs=1e-6)  # and no nearer one is found
+
+
 def test_angles():
     x, y = drawn(1, rows=8, width=3, classes=3)
     unit = torch.nn.functional.normalize(x)
     angles = torch.arccos((unit @ unit.T).clamp(-1, 1)).fill_diagonal_(0)
     value = G.isometric_bound(x, y, metric="angle")
-    assert value == pytest.approx(oracle.metric_error(angles, oracle.separated(same(y))), abs=1e-7)
+    assert value == pytest.approx(metric_error(angles, separated(same(y))), abs=1e-7)
     assert value <= G.isometric_error(x, y, metric="angle", solve=False).lower + 1e-12
 
 
@@ -193,7 +208,7 @@ def test_the_largest_violation_is_a_distance(case, near, far):
     x, y = case
     x = torch.nn.functional.normalize(x + 0.01)
     found = violations(x, y, max_positive_distance=near, min_negative_distance=far)
-    expected = oracle.metric_error(apart(x), oracle.within_bounds(same(y), near, far))
+    expected = metric_error(apart(x), within_bounds(same(y), near, far))
     assert found.largest == pytest.approx(expected, abs=1e-6)
 
 

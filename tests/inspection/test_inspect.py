@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import nearfar as nf
 from nearfar.data import DataSet, Tensors, correct, open_data
 from nearfar.evaluation import Vectors, neighbors
-from nearfar.inspection import inspect
+from nearfar.inspection import inspect, write_page
 from nearfar.inspection._samples import read
 
 HOSTILE = "<script>alert(1)</script>\"'<img src=x onerror=alert(2)>"
@@ -296,11 +296,11 @@ def test_no_matrix_of_all_pairs_is_made(monkeypatch):
 
 @pytest.mark.browser
 def test_the_page_in_a_browser(planted, tmp_path, tmp_path_factory):
-    material = read(planted, None, None, None, None)
+    material = read(planted, None, None, None, None, None)
     names = [HOSTILE if name == "kind0/leak.png" else name for name in material.names]
     classes = tuple(HOSTILE if name == "kind0" else name for name in material.classes)
     made = type(material)(**{**vars(material), "names": names, "classes": classes})
-    page = inspect(made).page(tmp_path / "p.html", title=HOSTILE)
+    page = write_page(tmp_path / "p.html", inspect(made), title=HOSTILE)
     browser = Browser(tmp_path_factory.mktemp("profile"))
     try:
         browser.open(page, ".query")

@@ -158,6 +158,14 @@ def test_planted_copies_of_vectors_are_found_and_no_others():
     assert bool((found.rows[:, 0] < found.rows[:, 1]).all())
 
 
+def test_a_symmetric_picture_is_no_copy_of_itself():
+    gray = torch.stack([torch.cat([half, half.flip(1)], dim=1) for half in (drawing(i)[:, ::2] for i in range(6))])
+    x = unit(torch.randn(6, 4, generator=torch.Generator().manual_seed(0)))
+    found = find_copies(x, neighbors(x, k=5), gray)
+    assert len(found.rows)
+    assert bool((found.rows[:, 0] < found.rows[:, 1]).all())
+
+
 # ------------------------------------------------------------------------------------------- classes
 
 

@@ -25,7 +25,7 @@ PUBLIC = {
     "nearfar": """
         DegenerateBatchWarning Explanation CrossBatchMemory Distributed Proximal Relation RobustLoss
         batches cached_step calibrate compare data diagnose distributed doctor evaluate evaluate_pairs
-        evaluate_retrieval evaluation geometry
+        evaluate_retrieval evaluation geometry inspect inspection
         groups linear links losses miners models pairs plot pml report runs sets similarity studies suggest_step train
         tune
     """,

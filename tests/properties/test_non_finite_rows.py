@@ -39,7 +39,7 @@ KINDS = ("all NaN", "one NaN", "one infinity", "overflow", "one overflow")
 @pytest.fixture(autouse=True)
 def _unchecked(monkeypatch):
     """As on a device whose values are not read, and with "auto" in strips from the first pair on."""
-    monkeypatch.setattr("nearfar._utils.tensors._check_finite", lambda *given: None)
+    monkeypatch.setattr("nearfar._utils.tensors.check_finite", lambda *given: None)
     lower_thresholds(monkeypatch, 1, 1)
 
 

@@ -139,7 +139,7 @@ def test_what_is_not_plain_takes_the_operators_too(name, loss):
 
 
 def test_relations_that_no_labels_tell_are_lists():
-    lists = {name for name, relation in cases().items() if relation.sorted_layout().near is not None}
+    lists = {name for name, relation in cases().items() if relation.sorted_layout().listed is not None}
     assert lists == set(LISTS)
 
 

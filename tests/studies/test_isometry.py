@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 
 import nearfar.geometry as G
+from nearfar.geometry.constraints import Program, settle
 from nearfar.studies import isometry
 
 
@@ -36,6 +38,21 @@ def test_the_toy_set(study):
     assert toy["longest"] == [1, 2, 3]
     assert toy["binding"] == ["02", "12", "23", "34"]  # 24 may bind, but does not in every nearest map
     assert toy["separated"]["hardness"] == 0
+
+
+def test_a_pair_that_binds_in_one_nearest_map_alone_is_not_binding():
+    x, y = torch.tensor(isometry.TOY, dtype=torch.float64), torch.tensor(isometry.TOY_LABELS)
+    found = G.isometric_error(x, y, starts=12)
+    program = Program("iso", x.numpy(), y.numpy())
+    pair = 8  # of rows 2 and 4
+
+    def stretch(g):
+        apart, slopes = program.differences(g)
+        return -apart[pair], -slopes[pair].reshape(g.shape)
+
+    other = settle(program, found.map.numpy(), (1 + 1e-5) * found.upper, stretch)
+    assert program.differences(other)[0][pair] > 0.999 * found.upper
+    assert isometry.binding_pairs(x, y, replace(found, map=torch.from_numpy(other))) == ["02", "12", "23", "34"]
 
 
 def test_the_nearest_maps_keep_a_range_of_the_spread(study):

@@ -20,7 +20,7 @@ __all__ = ["counted", "quicken", "unfused"]
 
 def unfused(product: Any, relation: Any) -> str | None:
     """Why the kernels do not serve a loss of this relation, or None if they do."""
-    if not plain_parts(product.parts):
+    if not plain_parts(product):
         return "a part allows no shortcut"
     layout, fold = relation.layout(), product.over_wide.fold()
     if layout is None:

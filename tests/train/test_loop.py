@@ -99,11 +99,11 @@ def test_test_classes_are_touched_once_and_at_the_end(tmp_path, monkeypatch):
 
     monkeypatch.setattr(loop.scoring, "score", spy)
     told = Console(file=io.StringIO(), width=200)
-    fit(config(), tmp_path / "a", data=data, console=told)
+    fit(config(training={"baselines": False}), tmp_path / "a", data=data, console=told)
     assert touched == [False] * 4 + [True]
     assert ", tested once:" in told.file.getvalue()
     touched.clear()
-    fit(config(training={"protocol": "paper"}), tmp_path / "b", data=data, console=told)
+    fit(config(training={"protocol": "paper", "baselines": False}), tmp_path / "b", data=data, console=told)
     assert all(touched)
     assert ", the best of all evaluations on the test classes, as the papers report it:" in told.file.getvalue()
     assert "test recall@1" in journal(tmp_path / "b")[-1]

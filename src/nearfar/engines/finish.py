@@ -196,7 +196,7 @@ def _negatives(call: OperatorCall) -> Tensor:
     """The number of negative pairs of all rows."""
     if not call.strips:
         return call.layout.count(NEGATIVE).sum()
-    return call.whole((call.sorted.size - (call.sorted.end - call.sorted.start)).double()).sum()
+    return call.gather((call.sorted.size - (call.sorted.end - call.sorted.start)).double()).sum()
 
 
 def _top(call: OperatorCall, of: UncertaintySet, fold: Fold) -> Tensor:
@@ -248,7 +248,7 @@ def _moments(call: OperatorCall, of: UncertaintySet, losses: Tensor, measure: Te
     with torch.no_grad():
         while True:
             found = call.fold("negative", of, fold, whole=False, sums=MOMENTS, level=max(level, -FAR), about=about)
-            total, size, second = (call.whole(found[place]).sum() for place in (4, 1, 5))
+            total, size, second = (call.gather(found[place]).sum() for place in (4, 1, 5))
             least = call.ranks.largest(-found[3].amin()).neg()
             inside = weight * (every > level)
             gap = torch.where(inside > 0, every - about, 0.0)
@@ -274,7 +274,7 @@ def _moments(call: OperatorCall, of: UncertaintySet, losses: Tensor, measure: Te
     value, tilt = mean + value, float(slope)
     first = float(over(torch.ones_like(size), size) + slope * (about - mean))
     weights: dict[str, Any] = {"level": max(level, -FAR), "about": about, "first": first, "second": tilt}
-    t = call.whole(call.fold("negative", of, fold, sums=MOMENTS, **weights)[0])
+    t = call.gather(call.fold("negative", of, fold, sums=MOMENTS, **weights)[0])
     p = (inside * (first + tilt * gap)).to(losses.dtype)
     through = t.sum() + (p * torch.where(measure > 0, losses, 0.0)).sum().to(t.dtype)
     result: Tensor = value + (through - through.detach())

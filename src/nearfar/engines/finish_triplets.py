@@ -40,7 +40,7 @@ def finish_triplets(call: OperatorCall) -> Tensor:
     vectors = [*call.pairs, call.narrow.place, real]
     total, size, seen, *_ = operators.fold(spec, call.rows, call._columns, form.offset, near, None, vectors)
     call.had["negative"] = seen > 0
-    return over(call.whole(total).sum(), call.whole(size).sum() + float(of.zero_member))
+    return over(call.gather(total).sum(), call.gather(size).sum() + float(of.zero_member))
 
 
 def rule_of(call: OperatorCall) -> Any:
@@ -63,7 +63,7 @@ def balanced_triplets(call: OperatorCall) -> Tensor:
     weight = call.narrow.measure.double() * real
     weight = weight * ~(losses.detach() <= 0) if of.zero == "drop" else weight
     top = torch.where(weight > 0, losses * weight, 0.0).sum(dim=1)
-    return over(call.whole(top).sum(), call.whole(weight.sum(dim=1)).sum())
+    return over(call.gather(top).sum(), call.gather(weight.sum(dim=1)).sum())
 
 
 def hardest_triplet(call: OperatorCall) -> Tensor:
@@ -74,12 +74,12 @@ def hardest_triplet(call: OperatorCall) -> Tensor:
         raise RefusalError  # tied pairs share the weight by their measure
     least = torch.where(call.narrow.measure > 0, call.near, torch.inf)
     pair = least.detach().sort(dim=1)
-    score = call.whole(values[:, 0] - pair.values[:, 0])
+    score = call.gather(values[:, 0] - pair.values[:, 0])
     best, row = score.max(dim=0)
     empty = bool(best == -torch.inf)
     twice = (values[:, -1] == values[:, 0]) & (values.shape[1] > 1)
     twice |= (pair.values[:, min(1, least.shape[1] - 1)] == pair.values[:, 0]) & (least.shape[1] > 1)
-    tied = bool(call.whole(twice.to(score.dtype))[row] > 0) or int((score == best).sum()) > 1
+    tied = bool(call.gather(twice.to(score.dtype))[row] > 0) or int((score == best).sum()) > 1
     form = call.product.negative.form(-1)
     idle = form is not None and form.shape == "power" and float(call.product.negative(best, -1)) == 0
     if tied and not empty and not idle:
@@ -87,14 +87,14 @@ def hardest_triplet(call: OperatorCall) -> Tensor:
     mine = call.scores(place[:, :1])[:, 0] - least.gather(1, pair.indices[:, :1])[:, 0]
     there = torch.isfinite(mine.detach()) & (values[:, 0] > -torch.inf)
     losses = call.product.negative(torch.where(there, mine, 0.0), -1)
-    return call.whole(torch.where(there, losses, 0.0))[row] * float(not empty)
+    return call.gather(torch.where(there, losses, 0.0))[row] * float(not empty)
 
 
 def _ranked(call: OperatorCall, count: int) -> tuple[Tensor, Tensor]:
     """The `count` largest negative scores of each row [n, count], and their columns."""
     form = PairForm("line", 1.0, 0.0)
     spec, _ = call.spec(call.product.negative, "negative", form=form, half=0, full=1)
-    found: tuple[Tensor, Tensor] = call.work(spec).ranks(min(count, len(call.cols)))
+    found: tuple[Tensor, Tensor] = call.work(spec).largest(min(count, len(call.cols)))
     return found
 
 

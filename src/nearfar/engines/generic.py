@@ -91,7 +91,7 @@ class PlainStrips:
         self.had[0, here], self.had[1, here] = pairs.had_positive, pairs.had_negative
         return keep(self.product, pairs)
 
-    def whole(self, parts: list[Tensor]) -> Tensor:
+    def gather(self, parts: list[Tensor]) -> Tensor:
         """Values [n] of all rows, given those of this process's strips."""
         if self.ranks.world == 1:
             return torch.cat(parts)
@@ -141,7 +141,7 @@ def _by_rows(strips: PlainStrips, grad_output: Tensor | None) -> Tensor:
     for slope, (_, share) in zip(slopes, whole, strict=True):
         _add(strips.sums, EVERYTHING, tuple(x if x is None else x * share.to(x.dtype) for x in slope))
     if single:
-        return strips.whole(values)
+        return strips.gather(values)
     return torch.stack([value for value, _ in whole]).sum(dim=0).to(strips.rows.dtype)
 
 
@@ -287,7 +287,7 @@ def _by_columns(strips: PlainStrips, grad_output: Tensor | None) -> Tensor:
                 at_cols += 0.0 if by_col is None else by_col
         counted.append((top.detach(), bottom))
     if single:
-        value, share = strips.whole([over(*x) for x in counted]), torch.ones(())
+        value, share = strips.gather([over(*x) for x in counted]), torch.ones(())
     else:
         sums = (torch.stack([x.double().sum() for x in side]) for side in zip(*counted, strict=True))
         value, share = _share(strips, *sums)

@@ -13,7 +13,7 @@ from torch import Tensor
 from nearfar._utils.tensors import over
 from nearfar.engines import operators
 from nearfar.engines.listed_scores import ListedScores
-from nearfar.engines.rows import RefusalError, Rows, Whole
+from nearfar.engines.rows import Gather, RefusalError, Rows
 from nearfar.engines.spec import AROUND, BELOW_TOP, REACH, SIDES, Spec
 from nearfar.miners import Miner
 from nearfar.pairs import PairForm, PairLoss
@@ -62,7 +62,7 @@ class OperatorCall(Rows):
             if self.given & 4:
                 raise RefusalError  # mined positives are counted by their weights
             spec, _ = self.spec(self.product.negative, "negative", form=line, half=0)
-            ranked, _ = self.work(spec).ranks(near.shape[1])
+            ranked, _ = self.work(spec).largest(near.shape[1])
             top = ranked[:, 0]
         else:
             top = self.hardest("negative", line, values=True)[0]
@@ -169,7 +169,7 @@ class OperatorCall(Rows):
 
     def _turn(self) -> tuple[Tensor, Tensor, list[Tensor], int]:
         """Transpose: columns as rows, rows as columns, and the vectors of these pairs."""
-        if (self.layout.itself == POSITION_THEN_ID and not self.square) or self.layout.near is not None:
+        if (self.layout.itself == POSITION_THEN_ID and not self.square) or self.layout.listed is not None:
             raise RefusalError  # samples are identified by their position among the columns
         found = self.layout.turn()
         if not self.strips:
@@ -256,7 +256,7 @@ class OperatorCall(Rows):
         wider = (0, most - losses.shape[1])
         share = slice(self.ranks.rank * most, (self.ranks.rank + 1) * most)
         both = (torch.nn.functional.pad(x[0], wider) for x in (losses, there.to(losses.dtype)))
-        losses, there = (Whole.apply(x, self.ranks, share, most * self.ranks.world)[None] for x in both)  # type: ignore[no-untyped-call]
+        losses, there = (Gather.apply(x, self.ranks, share, most * self.ranks.world)[None] for x in both)  # type: ignore[no-untyped-call]
         return losses, there > 0
 
 

@@ -1,6 +1,6 @@
 """`Rows`: the rows and columns of one call in the order of the operators, and the vectors that describe their pairs.
 
-With several processes, each folds its own rows; `Rows.whole` concatenates per-row numbers for groups that span the
+With several processes, each folds its own rows; `Rows.gather` concatenates per-row numbers for groups that span the
 batch.
 """
 
@@ -19,7 +19,7 @@ from nearfar.groups._groupings import Product, tally
 from nearfar.links import Terms
 from nearfar.relations.layout import NOWHERE, Layout, Narrow
 
-__all__ = ["Found", "RefusalError", "Rows", "Whole"]
+__all__ = ["Found", "Gather", "RefusalError", "Rows"]
 
 GATHERED = 2**26, 2**22
 """Maximum entries n·P of gathered positive pairs, for kernels and for strips."""
@@ -148,14 +148,14 @@ class Rows:
         if self.product.groups.per_anchor:
             return x if x.ndim > 1 else x[:, None]
         if self.ranks.world > 1 and x.dtype == torch.bool:
-            return self.whole(x.to(self.rows.dtype)).reshape(1, -1) > 0
-        return self.whole(x).reshape(1, -1)
+            return self.gather(x.to(self.rows.dtype)).reshape(1, -1) > 0
+        return self.gather(x).reshape(1, -1)
 
-    def whole(self, x: Tensor) -> Tensor:
+    def gather(self, x: Tensor) -> Tensor:
         """Numbers [n, ...] of the rows of all processes, from those of this process; differentiable."""
         if self.ranks.world == 1:
             return x
-        found: Tensor = Whole.apply(x, self.ranks, self.share, self.total)  # type: ignore[no-untyped-call]
+        found: Tensor = Gather.apply(x, self.ranks, self.share, self.total)  # type: ignore[no-untyped-call]
         return found
 
     def refuse_if(self, condition: Tensor | bool) -> None:
@@ -173,7 +173,7 @@ class Rows:
                 bottom = bottom if how == "sum" else self.ranks.sum(bottom)
             values.append(over(top, bottom))
         value = values[0] if len(values) == 1 else torch.stack(values).sum(dim=0)
-        return self.whole(value) if how == "none" else value
+        return self.gather(value) if how == "none" else value
 
     def restore(self, value: Tensor) -> Tensor:
         """Reorder unreduced values [n] to the order of the batch; leaves a single number as it is."""
@@ -227,7 +227,7 @@ class Rows:
         return around, None if self.square else (cols - start[col]).float()
 
 
-class Whole(torch.autograd.Function):
+class Gather(torch.autograd.Function):
     """Concatenate numbers of all processes; in backward, each keeps the gradient of its own."""
 
     @staticmethod

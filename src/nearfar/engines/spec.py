@@ -13,26 +13,8 @@ from torch import Tensor
 from nearfar._utils.tensors import over
 from nearfar.pairs import PairForm
 
-__all__ = [
-    "ALL",
-    "AROUND",
-    "BELOW_TOP",
-    "LINE",
-    "LOSSES",
-    "LOW",
-    "MOMENTS",
-    "NEGATIVE",
-    "PACE",
-    "POSITIVE",
-    "POWER",
-    "REACH",
-    "SHAPES",
-    "SIDES",
-    "SIMILARITIES",
-    "SOFTPLUS",
-    "Spec",
-    "fold_outputs",
-]
+__all__ = ["ALL", "AROUND", "BELOW_TOP", "LINE", "LOSSES", "LOW", "MOMENTS", "NEGATIVE", "PACE", "POSITIVE", "POWER",
+           "REACH", "SHAPES", "SIDES", "SIMILARITIES", "SOFTPLUS", "Spec", "fold_outputs"]  # fmt: skip
 
 SIMILARITIES = ("dot", "squared", "distance")
 SHAPES = ("line", "power", "softplus", "pace")

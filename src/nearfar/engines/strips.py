@@ -277,12 +277,12 @@ class Strips(Tiles):
             found.append((near, place + tile.rows.start * self.m + tile.cols.start))
             held += len(near)
             if held > 2 * count:
-                found = [_largest(found, count)]
+                found = [keep_largest(found, count)]
                 level, held = float(found[0][0].amin()), len(found[0][0])
-        found = [_largest(found, count)] if held > count else found
+        found = [keep_largest(found, count)] if held > count else found
         return torch.cat([place for _, place in found]) if found else torch.zeros(0, dtype=torch.int64)
 
-    def ranks(self, count: int) -> tuple[Tensor, Tensor]:
+    def largest(self, count: int) -> tuple[Tensor, Tensor]:
         """The `count` largest losses [n, count] of each row, padded with -inf, and their columns."""
         found = [self._ranked(tile)[0].topk(min(count, self.m), dim=1) for tile in self.tiles()]
         return torch.cat([x.values for x in found]), torch.cat([x.indices for x in found])
@@ -377,7 +377,7 @@ def find(l: Tensor, level: float) -> Tensor:
     return row[block] * u + within * (u // BLOCK) + col[block]
 
 
-def _largest(found: list[tuple[Tensor, Tensor]], count: int) -> tuple[Tensor, Tensor]:
+def keep_largest(found: list[tuple[Tensor, Tensor]], count: int) -> tuple[Tensor, Tensor]:
     """The `count` largest of these losses, with all ties of the smallest of them, and their positions."""
     losses, places = (torch.cat(x) for x in zip(*found, strict=True))
     kept = losses >= losses.kthvalue(len(losses) - count + 1).values

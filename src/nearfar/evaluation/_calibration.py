@@ -113,13 +113,13 @@ class Calibration:
         lines = [f"{self.positive:,} positive and {self.negative:,} negative {what}{of}; equal error {self.eer:.2%}"]
         measured = "" if self.rate is None else f" (on as many new classes {self.rate.low:.2g} to {self.rate.high:.2g})"
         far = f"{self.far:g}{measured}"
-        lines.append(f"  threshold  {self.threshold:.4f}  true accepts {_percent(self.tar)}  false accepts {far}")
+        lines.append(f"  threshold  {self.threshold:.4f}  true accepts {percent(self.tar)}  false accepts {far}")
         if self.guaranteed is None or self.guaranteed_tar is None:
             lines.append("  guaranteed: none, because the classes of the pairs are not known")
         elif math.isinf(self.guaranteed):
             lines.append(f"  guaranteed: none, because {self.classes} classes are too few for this far")
         else:
-            tar = _percent(self.guaranteed_tar)
+            tar = percent(self.guaranteed_tar)
             lines.append(f"  guaranteed {self.guaranteed:.4f}  true accepts {tar}  false accepts at most {self.far:g}")
             lines.append(f"  The guarantee ({self.confidence:.0%}) {PROMISE}.")
         return "\n".join(lines)
@@ -139,21 +139,15 @@ class Calibration:
         """Read what `to_dict` wrote."""
         try:
             values = dict(record)
-            values["tar"] = dict(values["tar"])
             for name in ("rate", "tar", "guaranteed_tar"):
-                values[name] = (
-                    None if values[name] is None else Interval(**{k: float(v) for k, v in values[name].items()})
-                )
+                if values[name] is not None or name == "tar":
+                    values[name] = Interval(**{key: float(end) for key, end in values[name].items()})
             for name in ("knots", "curve"):
                 values[name] = tuple(tuple(float(v) for v in row) for row in values[name])
             values["guaranteed"] = None if values["guaranteed"] is None else float(values["guaranteed"])
             made = cls(**values)
-            numbers = [made.threshold, made.far, made.confidence, made.eer, *(v for row in made.knots for v in row)]
-            if (
-                not all(math.isfinite(v) for v in numbers)
-                or math.isnan(made.guaranteed or 0)
-                or len(made.knots[0]) != 2
-            ):
+            finite = [made.threshold, made.far, made.confidence, made.eer, *(v for row in made.knots for v in row)]
+            if not all(map(math.isfinite, finite)) or math.isnan(made.guaranteed or 0) or len(made.knots[0]) != 2:
                 raise ValueError
             check_fingerprint("Calibration", made.fingerprint or "0")
         except (TypeError, ValueError, LookupError, AttributeError):
@@ -175,5 +169,6 @@ class Calibration:
             raise ValueError(f"{str(reason).rstrip('.')} (in {path}).") from None
 
 
-def _percent(bar: Interval) -> str:
+def percent(bar: Interval) -> str:
+    """A share with its interval, in percent."""
     return f"{bar.value:.1%}" + ("" if math.isnan(bar.error) else f" ({bar.low:.1%} to {bar.high:.1%})")

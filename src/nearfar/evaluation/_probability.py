@@ -3,8 +3,6 @@
 Both are maps from score to log-odds for equally many positive and negative pairs, as knots of a broken line.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 import numpy as np

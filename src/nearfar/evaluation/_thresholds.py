@@ -14,8 +14,6 @@ In searches, two classes that are alike take each other's queries, A_ab in all, 
 there, Σ_ab A_ab² is taken from Σ_c E_c² in x.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -69,7 +67,7 @@ def calibrate(
         similarity: "cosine", "dot" or "euclidean".
         watch: called as watch(what, done, total) during the work.
 
-    Memory is that of the rows, and 12 bytes for each negative pair that `threshold` accepts.
+    Memory is that of the rows, and about 120 bytes for each negative pair that `threshold` accepts.
 
     >>> x = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.2, 0.9]])
     >>> found = calibrate(x, torch.tensor([0, 0, 1, 1]), far=0.25)
@@ -163,12 +161,11 @@ def _calibration(
         )
     known = len(trials.touched) > 0
     cut, guaranteed = _cut(trials, far), guarantee(trials, far, confidence) if known else None
-    accepted, pairs = trials.accepted(np.array([cut, cut if guaranteed is None else guaranteed]))
-    bars = _shares(accepted, pairs, known)
+    bars = _shares(*trials.accepted(np.array([cut, cut if guaranteed is None else guaranteed])), known)
     x, nu = effective(trials, far) if known else (math.nan, 1.0)
     edges = trials.edges()
     fars, tars = (1 - bins.cumsum() / bins.sum() for bins in (negative, positive))
-    eer, at = _equal_errors(edges, fars, 1 - tars)
+    crossing = int(np.argmin(np.abs(fars + tars - 1)))
     places = edges - (trials.high - trials.low) / (2 * len(edges))
     kind, knots = choose(places, trials.bins[POSITIVE:], trials.bins[:POSITIVE])
     return Calibration(
@@ -179,8 +176,8 @@ def _calibration(
         rate=_rate(trials, cut, x, nu, confidence) if known else None,
         tar=bars[0],
         guaranteed_tar=bars[1] if known else None,
-        eer=eer,
-        eer_threshold=at,
+        eer=float(1 + fars[crossing] - tars[crossing]) / 2,
+        eer_threshold=float(edges[crossing]),
         effective=x if known else None,
         positive=int(positive.sum()),
         negative=trials.negatives,
@@ -252,12 +249,6 @@ def _shares(accepted: np.ndarray, pairs: np.ndarray, known: bool) -> list[Interv
     if known:
         return intervals(shares, np.arange(len(shares)), counts=pairs[keep])
     return [Interval(float(value), math.nan, math.nan, math.nan) for value in shares.mean(axis=0)]
-
-
-def _equal_errors(edges: np.ndarray, accepts: np.ndarray, refusals: np.ndarray) -> tuple[float, float]:
-    """The mean of the two errors where they are nearest to each other, and its threshold."""
-    place = int(np.argmin(np.abs(accepts - refusals)))
-    return float(accepts[place] + refusals[place]) / 2, float(edges[place])
 
 
 def _curve(edges: np.ndarray, fars: np.ndarray, tars: np.ndarray) -> tuple[tuple[float, float, float], ...]:

@@ -4,8 +4,6 @@ All pairs are scored in tiles. What is kept does not grow with their number, exc
 that a threshold may accept.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -20,8 +18,8 @@ BINS = 2**14
 """Bins of a histogram, evenly wide from the lowest to the highest score that is possible."""
 TILE = 2**22
 """Scores computed at a time."""
-HELD = 2**25
-"""Maximum number of negative pairs that are held, 400 MB."""
+HELD = 2**24
+"""Maximum number of negative pairs that are held, with 2 GB at the peak."""
 NEGATIVE, POSITIVE = 0, 3
 """First rows of the histograms: pairs across the two halves of classes, in the first, and in the second half."""
 
@@ -179,7 +177,7 @@ def answers_of_queries(
     """The best wrong and the best right answer of each query in a search of the gallery, or of the other rows."""
     sides = _Sides(x, y, ref, ref_y, similarity)
     itself, sides.itself = sides.itself, False
-    parts = []
+    answers = torch.empty(4, len(x), dtype=torch.float64)  # tensors kept from each tile would fragment the memory
     for strip, _, found in sides.tiles():
         ours = sides.y[strip]
         same = ours[:, None] == sides.ref_y
@@ -187,10 +185,12 @@ def answers_of_queries(
         if itself:
             found[:, strip].fill_diagonal_(-torch.inf)
         right = found.masked_fill_(~same, -torch.inf).amax(dim=1)
-        parts.append(torch.stack([wrong.double(), right.double(), ours.double(), sides.ref_y[place].double()]))
+        for row, column in enumerate((wrong, right, ours, sides.ref_y[place])):
+            answers[row, strip] = column.to(answers)
         if watch is not None:
             watch("searching for wrong and right answers", strip.stop, len(x))
-    return searched(*(column.cpu().numpy() for column in torch.cat(parts, dim=1)), sides.n, sides.m)
+    best, right, label, other = answers.numpy()
+    return searched(best, right, label, other, sides.n, sides.m)
 
 
 def searched(

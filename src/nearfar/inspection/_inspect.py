@@ -130,13 +130,6 @@ class Inspection:
         write_text(Path(path), self.corrections())
         return Path(path)
 
-    def page(self, path: str | os.PathLike[str], *, title: str = "Inspection", most: int = 60) -> Path:
-        """Write a self-contained HTML page with the pictures, at most `most` findings of each kind."""
-        from nearfar.inspection._page import build
-
-        write_text(Path(path), build(self, title=title, most=most))
-        return Path(path)
-
 
 def inspect(
     source: Any,
@@ -189,7 +182,7 @@ def inspect(
         check_number("inspect", f"cuts[{kind!r}]", cut)
     limits = {**CUTS, **(cuts or {})}
     tell: Watch = watch or (lambda what, done, total: None)
-    material = read(source, labels, model, transform, inputs)
+    material = read(source, labels, model, transform, inputs, watch)
     rows = len(material.x)
     if rows < 2:
         raise ValueError(f"inspect: at least two readable samples are needed, but {rows} came.")

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from html import escape
 from importlib.resources import files
-from typing import TYPE_CHECKING
+from pathlib import Path
 
+from nearfar._utils.files import write_text
 from nearfar._utils.page import FOOTER, allow, document, hash_of
+from nearfar.inspection._inspect import Finding, Inspection
 from nearfar.report._pictures import Pictures, Thumbnails
 from nearfar.report._sections import banner, section
-
-if TYPE_CHECKING:
-    from nearfar.inspection._inspect import Finding, Inspection
 
 ROOM = 12_000_000
 """Characters of the pictures at most."""
@@ -40,8 +40,13 @@ h1 { font-size: 1.5rem; color: var(--ink); }
 """
 
 
-def build(found: Inspection, *, title: str, most: int) -> str:
-    """The page as text."""
+def write_page(path: str | os.PathLike[str], found: Inspection, *, title: str = "Inspection", most: int = 60) -> Path:
+    """Write a self-contained HTML page with the pictures, at most `most` findings of each kind."""
+    write_text(Path(path), _build(found, title, most))
+    return Path(path)
+
+
+def _build(found: Inspection, title: str, most: int) -> str:
     shown = {kind: found.of(kind)[:most] for kind in LEADS}
     rows = {row for each in shown.values() for finding in each for row in finding.rows}
     read = found.material.picture

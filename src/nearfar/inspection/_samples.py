@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from nearfar._utils.files import read_arrays
+from nearfar._utils.progress import Watch
 from nearfar._utils.tensors import check_embeddings
 from nearfar.data import DataSet, Samples, Tensors, genuine, numbered, open_data, vectors
 from nearfar.data._corrections import PLACES
@@ -52,14 +53,16 @@ class Material:
     unreadable: tuple[tuple[str, str, str], ...] = ()
 
 
-def read(source: Any, labels: Any, model: Any, transform: Transform | None, inputs: str | None) -> Material:
+def read(
+    source: Any, labels: Any, model: Any, transform: Transform | None, inputs: str | None, watch: Watch | None
+) -> Material:
     """Read a source of `nearfar.inspection.inspect`."""
     if isinstance(source, Material):
         return source
     if isinstance(source, str | Path):
         source, labels = _open(source, labels, inputs), None
     if isinstance(source, DataSet | Samples):
-        return _of_samples(source, model, transform)
+        return _of_samples(source, model, transform, watch)
     given = source if isinstance(source, Vectors) else Vectors(source, y=labels)
     check_embeddings("inspect", "embeddings", given.x)
     named = given.class_names()
@@ -93,7 +96,7 @@ def _open(path: str | Path, labels: str | None, inputs: str | None) -> Any:
     return open_data("glyphs" if drawn else None, None if drawn else path, labels=labels, inputs=inputs)
 
 
-def _of_samples(source: DataSet | Samples, model: Any, transform: Transform | None) -> Material:
+def _of_samples(source: DataSet | Samples, model: Any, transform: Transform | None, watch: Watch | None) -> Material:
     """The samples of all sides, one after the other; pictures become vectors."""
     parts: dict[str, Any] = {"": source}
     if isinstance(source, DataSet):
@@ -105,11 +108,11 @@ def _of_samples(source: DataSet | Samples, model: Any, transform: Transform | No
         x = torch.cat([own.x.float() for own in parts.values()])
         check_embeddings("inspect", "x", x)
         return Material(x, torch.from_numpy(labels), classes, names, sides)
-    pictures = _Pictures(list(parts.values()))
+    pictures = _Pictures(list(parts.values()), watch)
     if model is None:
         model, transform = _network(pictures)
     pictures.transform = transform
-    made: Any = embed(model, pictures, batch_size=64)  # `Vectors`, with the numbers of the rows that could be read
+    made: Any = embed(model, pictures, batch_size=64, progress=False)  # `Vectors`; y numbers the rows that were read
     rows = made.y.tolist()
     kept = set(rows)
     lost = [(names[row], sides[row], classes[labels[row]]) for row in range(len(names)) if row not in kept]
@@ -128,8 +131,8 @@ def _of_samples(source: DataSet | Samples, model: Any, transform: Transform | No
 class _Pictures:
     """The pictures of several sides: each item is a network's input with its row; reading one also fills `gray`."""
 
-    def __init__(self, parts: Sequence[Samples]) -> None:
-        self.parts = parts
+    def __init__(self, parts: Sequence[Samples], watch: Watch | None) -> None:
+        self.parts, self.watch = parts, watch
         self.starts = np.cumsum([0, *map(len, parts)])
         self.gray = torch.zeros(len(self), SIDE, SIDE, dtype=torch.uint8)
         self.transform: Transform | None = None
@@ -147,6 +150,8 @@ class _Pictures:
 
     def __getitem__(self, row: int) -> tuple[Tensor, int] | None:
         picture = self.read(row)
+        if self.watch is not None:
+            self.watch("embedding", row + 1, len(self))
         if picture is None:
             return None
         self.gray[row] = shrink(picture)

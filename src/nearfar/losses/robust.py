@@ -101,8 +101,7 @@ class Loss(Settings, ABC):
     """Base class of metric-learning losses: called with embeddings and labels, explained by `explain`."""
 
     keyword_only = True
-    owner = ""
-    """The name used in messages: the class name, unless an outer loss sets its own."""
+    owner = ""  # the name used in messages: the class name, unless an outer loss sets its own
 
     def _prepare(self) -> None:
         self.owner = type(self).__name__
@@ -227,10 +226,8 @@ class RobustLoss(Loss):
     """Which rows act as anchors when class representatives are marked."""
     among_representatives: ClassVar[bool] = False
     """Whether negative pairs of two representatives count even if the relation leaves them out."""
-    listed_once = False
-    """Whether a pair that an index tuple lists several times, as triplets do, counts once."""
-    listed_apart = False
-    """Whether a pair listed both as positive and as negative is an error."""
+    listed_once = False  # whether a pair that an index tuple lists several times, as triplets do, counts once
+    listed_apart = False  # whether a pair listed both as positive and as negative is an error
     composed: ClassVar[bool] = False
     """Whether rows, columns or relation of the product are first computed from the batch."""
     tile = cast("int | None", None)

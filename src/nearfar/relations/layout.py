@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from nearfar.relations.near import Near, Weights, listed, ranges
+from nearfar.relations.near import Listed, Weights, list_pairs, ranges
 
 __all__ = ["ID", "NEGATIVE", "NOWHERE", "POSITION", "POSITION_THEN_ID", "POSITIVE", "Layout", "Narrow", "Sorted",
            "flags_of", "list_own", "listed_layout"]  # fmt: skip
@@ -49,7 +49,7 @@ class Layout:
         itself: how a row and a column are recognized as the same sample.
         symmetric: the pairs (j, i) and (i, j) are alike.
         width: the largest number of positive columns of a row, if the caller knows it.
-        near: the pairs that are not negative, as a list, if labels do not determine them (only for strips).
+        listed: the pairs that are not negative, as a list, if labels do not determine them (only for strips).
         groups: [n] the group of an outer problem that each row belongs to, such as its sample; None if not needed.
     """
 
@@ -62,7 +62,7 @@ class Layout:
     itself: int = NOWHERE
     symmetric: bool = False
     width: int | None = None
-    near: Near | None = None
+    listed: Listed | None = None
     groups: Tensor | None = None
 
     def code(self) -> Layout:
@@ -160,11 +160,11 @@ class Layout:
         """The rows and columns that form pairs, sorted by label or in batch order, with the runs of equal labels."""
         (rows, row), (cols, col) = (self._chosen(side, by_label=by_label) for side in (0, 1))
         listed = None
-        if self.near is not None:
+        if self.listed is not None:
             edges = torch.arange(len(row) + 1, device=row.device) * len(col)
-            edges = torch.searchsorted(self.near.keys, edges)
+            edges = torch.searchsorted(self.listed.keys, edges)
             start, end = edges[:-1], edges[1:]
-            listed = self.near.keys % max(1, len(col)), self.near.positive
+            listed = self.listed.keys % max(1, len(col)), self.listed.positive
         else:
             if not by_label:
                 col, order = col.sort(stable=True)
@@ -174,14 +174,14 @@ class Layout:
         if self.weights is not None:
             left, right = (x if at is None else x[at] for x, at in zip(self.weights, (rows, cols), strict=True))
             weights = left.detach().contiguous(), right.detach().contiguous()
-        symmetric = self.symmetric and (self.near is None or self.near.symmetric)
-        samples = None if self.near is not None else self._samples(rows, cols)
+        symmetric = self.symmetric and (self.listed is None or self.listed.symmetric)
+        samples = None if self.listed is not None else self._samples(rows, cols)
         return Sorted(rows, cols, start, end, listed, samples, weights, symmetric, len(col))
 
     def _chosen(self, side: int, *, by_label: bool) -> tuple[Tensor | None, Tensor]:
         """Rows (side 0) or columns (1) that form pairs, in order (None: all, in batch order), and their labels."""
         labels, keep = self.labels[side], None
-        if self.near is not None:
+        if self.listed is not None:
             return None, labels
         if self.flags is not None:
             keep = self.flags[side] != 0
@@ -351,11 +351,11 @@ def listed_layout(
 ) -> Layout | None:
     """The layout of a relation whose pairs that are not negative fit in a short list; None if there are too many.
 
-    `near` has the pairs of one label, the pairs of one sample, and the valid pairs, as `near.listed` takes them.
+    `near` has the pairs of one label, the pairs of one sample, and the valid pairs, as `list_pairs` takes them.
     """
-    found = None if isinstance(weights, Tensor) else listed(shape, near[0], near[1], near[2], weights)
+    found = None if isinstance(weights, Tensor) else list_pairs(shape, near[0], near[1], near[2], weights)
     if found is None:
         return None
     device = found.keys.device
     rows, cols = (torch.arange(size, device=device) for size in shape)
-    return Layout((rows, cols), square, orders, weights=weights, symmetric=square, near=found)  # type: ignore[arg-type]
+    return Layout((rows, cols), square, orders, weights=weights, symmetric=square, listed=found)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""`Near`: a list of the pairs of a relation that are not negative, if they are few; all other pairs are negative.
+"""`Listed`: a list of the pairs of a relation that are not negative, if they are few; all other pairs are negative.
 
 Multi-hot labels, matrices and pair weights cannot be written as vectors (see `Layout`). If most of their pairs are
 negative, a short list of the others serves the same engines, and no mask of all pairs is needed.
@@ -13,7 +13,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-__all__ = ["Near", "Weights", "consistent", "entries", "listed", "meetings", "own_pairs", "ranges", "together"]
+__all__ = ["Listed", "Weights", "consistent", "entries", "list_pairs", "meetings", "own_pairs", "ranges", "together"]
 
 Kind = TypeVar("Kind")
 Weights = tuple[Tensor, Tensor] | Tensor
@@ -25,7 +25,7 @@ FEW = 64
 
 
 @dataclass(frozen=True, eq=False)
-class Near:
+class Listed:
     """A list of the pairs of n rows and m columns that are not negative.
 
     Args:
@@ -109,9 +109,9 @@ def own_pairs(
     return keys[itself(keys // m, keys % m)]
 
 
-def listed(
+def list_pairs(
     shape: tuple[int, int], same: Tensor | None, own: Tensor | None, known: Tensor | None, weights: Weights | None
-) -> Near | None:
+) -> Listed | None:
     """List the pairs that are not negative; None if there are too many in total or in a row.
 
     Args:
@@ -143,4 +143,4 @@ def listed(
     positive[torch.searchsorted(keys, absent)] = False
     turned, order = (col * m + row).sort()
     symmetric = n == m and torch.equal(turned, keys) and torch.equal(positive[order], positive)
-    return Near(keys, positive, symmetric)
+    return Listed(keys, positive, symmetric)

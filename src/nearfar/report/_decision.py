@@ -1,23 +1,21 @@
 """The section of a threshold: what it accepts, what it costs, and the curve of all thresholds."""
 
-from __future__ import annotations
-
 import math
 from html import escape
 
 from nearfar._utils import html
-from nearfar.evaluation._bootstrap import Interval
-from nearfar.evaluation._calibration import PROMISE, Calibration
+from nearfar.evaluation._calibration import PROMISE, Calibration, percent
 from nearfar.report import _sections as sections
 from nearfar.report._curves import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Axis, grid
 
 
 def decision(found: Calibration) -> str:
     """The section of a calibration."""
-    rows = [("threshold", f"{found.threshold:.4f}", _ends(found.tar), f"{found.far:g}", _range(found))]
+    new = "" if found.rate is None else f"{found.rate.low:.2g} to {found.rate.high:.2g}"
+    rows = [("threshold", f"{found.threshold:.4f}", percent(found.tar), f"{found.far:g}", new)]
     sure = "No threshold can be guaranteed: there are too few classes or pairs, or the classes are not known."
     if found.guaranteed is not None and found.guaranteed_tar is not None and math.isfinite(found.guaranteed):
-        tar = _ends(found.guaranteed_tar)
+        tar = percent(found.guaranteed_tar)
         rows.append(("guaranteed", f"{found.guaranteed:.4f}", tar, f"at most {found.far:g}", ""))
         sure = f"The guarantee ({found.confidence:.0%}) {PROMISE}."
     head = ("", "accept above", "true accepts", "false accepts", "on as many new classes")
@@ -28,16 +26,6 @@ def decision(found: Calibration) -> str:
     )
     table = f'<div class="scroll">{html.table(head, rows)}</div>'
     return sections.section("decision", "Threshold", lead, f'<div class="curves">{_curve(found)}</div>{table}')
-
-
-def _ends(bar: Interval) -> str:
-    return f"{100 * bar.value:.1f}%" + (
-        "" if math.isnan(bar.error) else f" ({100 * bar.low:.1f} to {100 * bar.high:.1f})"
-    )
-
-
-def _range(found: Calibration) -> str:
-    return "" if found.rate is None else f"{found.rate.low:.2g} to {found.rate.high:.2g}"
 
 
 def _curve(found: Calibration) -> str:

@@ -40,7 +40,7 @@ def decode(content: bytes, pixels: int = PIXELS) -> Any:
 
     >>> decode(b"GIF89a")
     Traceback (most recent call last):
-    nearfar.serve.RefusedError: the picture cannot be read: send a whole JPEG, PNG or WebP file.
+    nearfar.serve._pictures.RefusedError: the picture cannot be read: send a whole JPEG, PNG or WebP file.
     """
     Image.init()
     known = [name for name in FORMATS if name in Image.OPEN]

@@ -206,6 +206,7 @@ def _overall(differences: Mapping[str, Any]) -> dict[str, Any]:
 def draw(found: Mapping[str, Any], folder: Path) -> None:
     """Draw the two figures from the content of profs-DATA.json."""
     rows = {name: {variant: each["recall@1"] for variant, each in row.items()} for name, row in found["table"].items()}
+    rows = {name: row for name, row in rows.items() if any(row.values())}
     data, stem, rule = found["data"], figures.stem(found), found["rule"]["M"]
     if rows:
         variants = found.get("variants", VARIANTS)

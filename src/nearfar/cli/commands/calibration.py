@@ -1,7 +1,5 @@
 """`nearfar calibrate`: a threshold on the score of two samples that holds on new classes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Any
 

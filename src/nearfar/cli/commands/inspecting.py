@@ -38,6 +38,7 @@ def inspect(
 ) -> None:
     """Look through a data set for copies, wrong labels, odd classes and strangers."""
     from nearfar.inspection import inspect as look
+    from nearfar.inspection import write_page
 
     check_suffix("--output", output, {".html": "a page"})
     check_suffix("--csv", out, {".csv": "corrections"})
@@ -47,7 +48,7 @@ def inspect(
     with Progress(f"inspecting {source}") as watch:
         found = look(source, **options, watch=watch)
         found = found if images is None else _with_pictures(found, images)
-        found.page(output, title=f"Inspection of {Path(source).name}")
+        write_page(output, found, title=f"Inspection of {Path(source).name}")
     found.save(out)
     say(f"{found.text()}\npage: {output}\ncorrections: {out} (nearfar train --data.corrections {out})")
 
