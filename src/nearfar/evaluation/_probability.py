@@ -8,8 +8,7 @@ from typing import Literal
 import numpy as np
 
 Kind = Literal["isotonic", "logistic"]
-KNOTS = 256
-"""Maximum number of knots."""
+KNOTS = 256  # maximum number of knots
 
 
 def choose(places: np.ndarray, positive: np.ndarray, negative: np.ndarray) -> tuple[Kind, np.ndarray]:

@@ -14,14 +14,11 @@ from torch import Tensor
 from nearfar._utils.progress import Watch
 from nearfar.evaluation._ranking_keys import Metric, keys, scores, spaces
 
-BINS = 2**14
-"""Bins of a histogram, evenly wide from the lowest to the highest score that is possible."""
-TILE = 2**22
-"""Scores computed at a time."""
-HELD = 2**24
-"""Maximum number of negative pairs that are held, with 2 GB at the peak."""
+BINS = 2**14  # bins of a histogram, evenly wide from the lowest to the highest score that is possible
+TILE = 2**22  # scores computed at a time
+HELD = 2**24  # maximum number of negative pairs that are held, with 2 GB at the peak
+# first rows of the histograms: pairs across the two halves of classes, in the first, and in the second half
 NEGATIVE, POSITIVE = 0, 3
-"""First rows of the histograms: pairs across the two halves of classes, in the first, and in the second half."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,8 +9,6 @@ of D serves them all. On the sphere rows are g/|g| and distances are angles; hau
 the angle.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Exact d_iso and d_haus on a line, by a mixed-integer program with a binary variable for the order of each pair."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -10,8 +8,7 @@ from nearfar.geometry.constraints import Kind, splits
 
 __all__ = ["ROWS", "solve"]
 
-ROWS = 10
-"""The program is solved for at most this many rows, which have 45 binary variables."""
+ROWS = 10  # the program is solved for at most this many rows, which have 45 binary variables
 
 
 class _Rows:

@@ -7,8 +7,6 @@ With nested labels the finer groups shrink faster, by (1 - s)², (1 - s)³, ...;
 length.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -11,8 +11,6 @@ it is drawn from the other classes evenly. The likelihood of the given labels is
     score_i = P(label is wrong) = ε (1 - p_i(y)) / (C - 1)  /  [(1 - ε) p_i(y) + ε (1 - p_i(y)) / (C - 1)].
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
@@ -21,10 +19,8 @@ from torch import Tensor
 from nearfar.evaluation import Neighbors
 from nearfar.similarity import unit
 
-ENTRIES = 2**21
-"""Entries of a tile [rows, classes], and of the sample to which the mixture is fitted."""
-STEPS = 60
-"""Steps of L-BFGS at most."""
+ENTRIES = 2**21  # entries of a tile [rows, classes], and of the sample to which the mixture is fitted
+STEPS = 60  # steps of L-BFGS at most
 
 
 @dataclass(frozen=True, eq=False)

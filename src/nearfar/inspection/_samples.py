@@ -1,7 +1,5 @@
 """Read what is inspected: vectors with their labels, names and sides, and a small gray form of each picture."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,8 +22,7 @@ from nearfar.evaluation.vectors_folder import is_folder_of_vectors
 from nearfar.report._pictures import as_picture
 from nearfar.similarity import unit
 
-SIDE = 32
-"""Pixels a side of the gray form of a picture."""
+SIDE = 32  # pixels a side of the gray form of a picture
 
 
 @dataclass(frozen=True, eq=False)

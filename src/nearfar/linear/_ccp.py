@@ -7,8 +7,6 @@ With C = Σ wᵢ vᵢvᵢ', one CCP step linearizes h at A_k and solves the conv
 so m ≥ f with equality at A_k, and any A₊ with m(A₊) ≤ m(A_k) has f(A₊) ≤ f(A_k) - Σ wᵢ|(A₊ - A_k)vᵢ|².
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -5,8 +5,6 @@ The gradient is L(R)-Lipschitz on the ball |A|_F ≤ R (`Objective.smoothness`),
 safe step is known exactly.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -10,8 +10,6 @@ not decrease. In a certified round triplets, weights and μ are fixed, and each 
 decrease.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field, replace
 
@@ -28,10 +26,8 @@ from nearfar.linear._objective import TripletObjective
 from nearfar.pairs import smooth_hinge
 from nearfar.sets import UncertaintySet
 
-RATE = 0.05
-"""The first step moves each entry of A by this share of their root mean square."""
-ANNEAL = (1.0, 0.3)
-"""The temperatures at the start and the end of an annealed run, in margins (or 1 for a margin of 0)."""
+RATE = 0.05  # the first step moves each entry of A by this share of their root mean square
+ANNEAL = (1.0, 0.3)  # the temperatures at the start and the end of an annealed run, in margins (or 1 for a margin of 0)
 COPY_BELOW = 0.8  # rows are copied if a batch uses less than this share of them; else all are mapped
 
 
@@ -46,7 +42,7 @@ class Adam:
     count: int = 0
 
     @classmethod
-    def start(cls, A: Tensor) -> Adam:
+    def start(cls, A: Tensor) -> "Adam":
         """Start without moments; the learning rate is `RATE` times the root mean square of A."""
         return cls(A, torch.zeros_like(A), torch.zeros_like(A), RATE * float(A.square().mean().sqrt()))
 
@@ -71,7 +67,7 @@ class Batch:
     measure: Tensor
 
     @classmethod
-    def of(cls, x: Tensor, chosen: Triplets) -> Batch:
+    def of(cls, x: Tensor, chosen: Triplets) -> "Batch":
         """Copy the rows that are used, unless they are most of x."""
         b, k = chosen.targets.shape
         places = torch.cat([chosen.anchors, chosen.targets.flatten(), chosen.impostors.flatten()])
@@ -196,7 +192,7 @@ class Problem:
     classes: Classes
 
     @classmethod
-    def of(cls, X: NDArray[np.float64], labels: NDArray[np.int64], scale: NDArray[np.float64]) -> Problem:
+    def of(cls, X: NDArray[np.float64], labels: NDArray[np.int64], scale: NDArray[np.float64]) -> "Problem":
         """Build from rows X [n, m], classes 0, 1, ... [n] and the standard deviations [m]."""
         classes = sort_classes(torch.tensor(labels))
         return cls(torch.tensor((X - X.mean(axis=0)) / scale)[classes.order], classes)

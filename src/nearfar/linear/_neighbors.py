@@ -6,8 +6,6 @@ Distances are |z_i - z_j|² in the space of the current map. Rows are sorted by 
 anchor are contiguous and no mask is needed. One tile of distances is held at a time, so memory grows with n, not n².
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
@@ -16,8 +14,7 @@ from torch import Tensor
 from nearfar._utils.checks import check_choice
 
 KINDS = ("neighbors", "hard", "all", "dro")
-TILE = 2**22
-"""Entries of one tile of distances: 16 MB in float32."""
+TILE = 2**22  # entries of one tile of distances: 16 MB in float32
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,8 +3,6 @@
 `indexed` converts one to base measures [n, m], `listed_pairs` to a short list of its distinct pairs.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -18,12 +18,9 @@ from nearfar.relations.near import Listed, Weights, list_pairs, ranges
 __all__ = ["ID", "NEGATIVE", "NOWHERE", "POSITION", "POSITION_THEN_ID", "POSITIVE", "Layout", "Narrow", "Sorted",
            "flags_of", "list_own", "listed_layout"]  # fmt: skip
 
-NOWHERE, POSITION, ID, POSITION_THEN_ID = range(4)
-"""How a row and a column are recognized as the same sample."""
-POSITIVE, NEGATIVE = 1, 2
-"""Bits of a flag: the row, or column, may be part of a positive, or negative, pair."""
-Both = tuple[Tensor, Tensor]
-"""One tensor for rows and one for columns."""
+NOWHERE, POSITION, ID, POSITION_THEN_ID = range(4)  # how a row and a column are recognized as the same sample
+POSITIVE, NEGATIVE = 1, 2  # bits of a flag: the row, or column, may be part of a positive, or negative, pair
+Both = tuple[Tensor, Tensor]  # one tensor for rows and one for columns
 Pairs = tuple[Tensor, Tensor, Tensor, Tensor]
 """Start of each row's pairs [n + 1], their rows [k] and columns [k], and which are positive [k]."""
 
@@ -216,10 +213,8 @@ class Layout:
         return mine if rows is None else mine[rows], theirs if cols is None else theirs[cols]
 
 
-LISTED = 2**22
-"""Maximum number of pairs that are listed at once; longer lists are made strip by strip."""
-APART = -3
-"""The code of a column that is positive for no row."""
+LISTED = 2**22  # maximum number of pairs that are listed at once; longer lists are made strip by strip
+APART = -3  # the code of a column that is positive for no row
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,8 +4,6 @@ Multi-hot labels, matrices and pair weights cannot be written as vectors (see `L
 negative, a short list of the others serves the same engines, and no mask of all pairs is needed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
@@ -18,10 +16,8 @@ __all__ = ["Listed", "Weights", "consistent", "entries", "list_pairs", "meetings
 Kind = TypeVar("Kind")
 Weights = tuple[Tensor, Tensor] | Tensor
 """Weights of rows [n] and columns [m], whose product is the weight of a pair, or weights of pairs [n, m]."""
-SHARE = 8
-"""A list holds at most one in `SHARE` of all pairs; longer lists are slower than masks."""
-FEW = 64
-"""A row may always list this many columns, or else two in `SHARE` of them."""
+SHARE = 8  # a list holds at most one in `SHARE` of all pairs; longer lists are slower than masks
+FEW = 64  # a row may always list this many columns, or else two in `SHARE` of them
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,7 +1,5 @@
 """One positive pair per class, as in `NPair`: the first row of the class, and its first positive column."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

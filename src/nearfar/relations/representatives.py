@@ -1,7 +1,5 @@
 """Class representatives: restricts the pairs to those that contain a representative (Can et al. 2019, section 4)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -14,8 +12,7 @@ from nearfar._utils.tensors import check_tensor
 __all__ = ["Anchors", "Join", "RepresentativeMask", "check_projection"]
 
 Anchors = Literal["representatives", "others"]
-Join = Callable[[Tensor], Tensor]
-"""Concatenates the tensors [n, ...] of several processes."""
+Join = Callable[[Tensor], Tensor]  # concatenates the tensors [n, ...] of several processes
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +44,7 @@ class RepresentativeMask:
             return ~self.rows, self.cols, None
         return (self.rows, None, self.cols) if self.among else (self.rows, ~self.cols, None)
 
-    def gathered(self, rows: Join, cols: Join) -> RepresentativeMask:
+    def gathered(self, rows: Join, cols: Join) -> "RepresentativeMask":
         """The mask for the rows and columns of all processes."""
         return replace(self, rows=rows(self.rows), cols=cols(self.cols))
 

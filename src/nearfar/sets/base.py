@@ -14,8 +14,6 @@ have l = 0. Groups too large for memory are reduced chunk by chunk, by its `stre
     value(l, w)             F [g], whose gradient in l is p* (Danskin), twice differentiable where F is
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, fields
 from numbers import Real
@@ -90,7 +88,7 @@ class UncertaintySet(Part, ABC):
             if isinstance(value, Real) and type(value).__module__ == "numpy":
                 object.__setattr__(self, entry.name, float(value))
 
-    def at(self, rows: int) -> UncertaintySet:
+    def at(self, rows: int) -> "UncertaintySet":
         """This set for a batch of `rows` rows: counts given as multiples of the batch size become numbers."""
         return self
 
@@ -145,7 +143,7 @@ class UncertaintySet(Part, ABC):
         """How members are reduced, apart from `zero` and `zero_member`; None if no kind of `Fold` applies."""
         return None
 
-    def per(self, unit: Tensor) -> UncertaintySet | None:
+    def per(self, unit: Tensor) -> "UncertaintySet | None":
         """For a unit c > 0, the set whose value of the losses l/c is value(l)/c; None if there is none."""
         return None
 

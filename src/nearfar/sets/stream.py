@@ -11,8 +11,6 @@ A chunk is l [g, c] with a measure w [g, c]: c members of each of g groups. With
 its own chunks, and `turn` merges the results. Sums over chunks are float64: float32 loses five digits of 16 million.
 """
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -29,12 +27,9 @@ from nearfar._utils.tensors import hidden, over, total, weighted
 __all__ = ["Cap", "Collected", "Dual", "Moments", "Orders", "Stream", "Sums"]
 
 Orders = Tensor | int
-Cap = Callable[[], Tensor]
-"""Returns the upper limit [g] on the measure that carries weight; called at the end of a sweep."""
-Dual = tuple[Tensor, ...]
-"""Dual variables, tensors [g]; the first is the one that `explain` shows."""
-Sums = tuple[Tensor, ...]
-"""What a stream keeps of the chunks of a sweep; see `Stream._reduce`."""
+Cap = Callable[[], Tensor]  # returns the upper limit [g] on the measure that carries weight, at the end of a sweep
+Dual = tuple[Tensor, ...]  # dual variables, tensors [g]; the first is the one that `explain` shows
+Sums = tuple[Tensor, ...]  # what a stream keeps of the chunks of a sweep; see `Stream._reduce`
 
 
 class Stream(ABC):
@@ -207,7 +202,7 @@ class Moments(NamedTuple):
     """[g] mean minus `start`."""
 
     @classmethod
-    def of(cls, l: Tensor, w: Tensor) -> Moments:
+    def of(cls, l: Tensor, w: Tensor) -> "Moments":
         """The moments of members l [g, c]."""
         l = l.double()
         top = hidden(l, w).amax(dim=1)
@@ -221,7 +216,7 @@ class Moments(NamedTuple):
         """Mean minus `level` [g], without cancellation if the level is a member close to the others."""
         return self.start - level + self.about
 
-    def join(self, other: Moments) -> Moments:
+    def join(self, other: "Moments") -> "Moments":
         """The moments of the members of both."""
         start, both = torch.where(self.size == 0, other.start, self.start), self.size + other.size
         about = torch.where(self.size == 0, 0.0, self.about)

@@ -1,7 +1,5 @@
 """What a line of results contains besides scores: test classes, a summary of the journal, and the device."""
 
-from __future__ import annotations
-
 import platform
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Common code of the studies that train networks: settings for each kind of data, learning rates, the results file."""
 
-from __future__ import annotations
-
 import functools
 import math
 import os
@@ -26,10 +24,8 @@ from nearfar.train import Config, parse
 
 Tree = Mapping[str, Any]
 Spread = dict[str, Any]
-OTHER_RECALLS = ("sop", "inshop")
-"""Data sets on which papers report other recalls than on the rest."""
-HELD_OUT = 0.1
-"""Share of the training classes on which the learning rate is chosen."""
+OTHER_RECALLS = ("sop", "inshop")  # data sets on which papers report other recalls than on the rest
+HELD_OUT = 0.1  # share of the training classes on which the learning rate is chosen
 
 
 class Options(TypedDict, total=False):

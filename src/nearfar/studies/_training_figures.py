@@ -1,7 +1,5 @@
 """The figures of the studies that train networks: curves with intervals, and dot plots."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

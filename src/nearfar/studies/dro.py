@@ -8,8 +8,6 @@ paper's 2B, with 8B beside it. All losses but LS, MS and HAP2S use the hinge [m 
 the binomial deviance where it is named.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Unpack

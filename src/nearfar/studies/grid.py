@@ -1,7 +1,5 @@
 """Many training runs in parallel. Each result is a line of one file, so that a stopped grid can continue."""
 
-from __future__ import annotations
-
 import functools
 import gc
 import hashlib
@@ -41,14 +39,13 @@ __all__ = ["Line", "Trial", "Workers", "attempt", "held_out", "lines", "permute_
 
 Line = dict[str, Any]
 WRONG_SEED = 77  # with the seed of a run it decides which labels are wrong, the same for every loss
-MANNER = (
+MANNER = (  # keys that change only the speed of a run (and its results by rounding): they do not identify a run
     ("data", "workers"),
     ("data", "cache"),
     ("data", "cache_folder"),
     ("training", "compile"),
     ("training", "threads"),
 )
-"""Keys that change only the speed of a run (and its results by rounding): they do not identify a run."""
 
 
 @dataclass(frozen=True)

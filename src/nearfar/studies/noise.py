@@ -4,8 +4,6 @@
 exchange labels, so that classes keep their sizes; test labels stay right.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Unpack
