@@ -23,28 +23,18 @@ NEGATIVE, POSITIVE = 0, 3
 
 @dataclass(frozen=True, eq=False)
 class Trials:
-    """Scored pairs; in searches, the best wrong and the best right answer of each query.
+    """Scored pairs; in searches, the best wrong and the best right answer of each query."""
 
-    Attributes:
-        top: [k] the largest scores of negative pairs, descending.
-        classes: [k, 2] the classes of each, 0..m-1.
-        negatives: number of negative pairs.
-        touched: [m] negative pairs with each class; their sum is twice `negatives`. Empty if classes are not known.
-        bins: [6, BINS] counts of scores, rows as of `NEGATIVE` and `POSITIVE`.
-        low: lower end of the first bin.
-        high: upper end of the last bin.
-        mutual: whether alike classes are wrong answers of each other, as in searches.
-        accepted: maps t thresholds to the accepted positive pairs [m, t] of each class and to all of them [m].
-    """
-
-    top: np.ndarray
-    classes: np.ndarray
-    negatives: int
+    top: np.ndarray  # [k] the largest scores of negative pairs, descending
+    classes: np.ndarray  # [k, 2] the classes of each, 0..m-1
+    negatives: int  # number of negative pairs
+    # [m] negative pairs with each class; their sum is twice `negatives`. Empty if classes are not known
     touched: np.ndarray
-    bins: np.ndarray
-    low: float
-    high: float
-    mutual: bool
+    bins: np.ndarray  # [6, BINS] counts of scores, rows as of `NEGATIVE` and `POSITIVE`
+    low: float  # lower end of the first bin
+    high: float  # upper end of the last bin
+    mutual: bool  # whether alike classes are wrong answers of each other, as in searches
+    # maps t thresholds to the accepted positive pairs [m, t] of each class and to all of them [m]
     accepted: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
 
     def histogram(self, kind: int) -> np.ndarray:

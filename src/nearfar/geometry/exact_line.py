@@ -8,7 +8,8 @@ from nearfar.geometry.constraints import Kind, splits
 
 __all__ = ["ROWS", "solve"]
 
-ROWS = 10  # the program is solved for at most this many rows, which have 45 binary variables
+ROWS = 10
+"""The program is solved for at most this many rows, which have 45 binary variables."""
 
 
 class _Rows:

@@ -25,17 +25,11 @@ STEPS = 60  # steps of L-BFGS at most
 
 @dataclass(frozen=True, eq=False)
 class Doubts:
-    """What the mixture says about each label.
+    """What the mixture says about each label."""
 
-    Attributes:
-        score: [n] the probability that the label is wrong; 0 for rows alone in their class.
-        label: [n] the most probable other class.
-        noise: ε, the share of wrong labels.
-    """
-
-    score: Tensor
-    label: Tensor
-    noise: float
+    score: Tensor  # [n] the probability that the label is wrong; 0 for rows alone in their class
+    label: Tensor  # [n] the most probable other class
+    noise: float  # ε, the share of wrong labels
 
 
 def doubt_labels(z: Tensor, y: Tensor, near: Neighbors, *, seed: int = 0) -> Doubts:

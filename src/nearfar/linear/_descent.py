@@ -24,25 +24,15 @@ REACH = 10.0  # a trial moves A by at most this many times max(|A|, 1), because 
 
 @dataclass(frozen=True)
 class Iterate:
-    """One iterate, and the step that led to it.
+    """One iterate, and the step that led to it."""
 
-    Attributes:
-        value: f(A); in a stochastic run f of the batch.
-        norm: |A|_F, which grows without bound if inf f is not attained.
-        gradient: |∇f(A)|_F; with a ball, |A₊ - A|/η of the projected step.
-        step: η of the step that led here; 0 at the start, NaN for CCP.
-        certified: the guaranteed decrease of this step; NaN in a stochastic run, where nothing is guaranteed.
-        gap: the duality gap of the CCP subproblem that led here, relative to its value; NaN elsewhere.
-        inner: the number of L-BFGS iterations of that subproblem.
-    """
-
-    value: float
-    norm: float
-    gradient: float
-    step: float = 0.0
-    certified: float = 0.0
-    gap: float = math.nan
-    inner: int = 0
+    value: float  # f(A); in a stochastic run f of the batch
+    norm: float  # |A|_F, which grows without bound if inf f is not attained
+    gradient: float  # |∇f(A)|_F; with a ball, |A₊ - A|/η of the projected step
+    step: float = 0.0  # η of the step that led here; 0 at the start, NaN for CCP
+    certified: float = 0.0  # the guaranteed decrease of this step; NaN in a stochastic run, where nothing is guaranteed
+    gap: float = math.nan  # the duality gap of the CCP subproblem that led here, relative to its value; NaN elsewhere
+    inner: int = 0  # the number of L-BFGS iterations of that subproblem
 
 
 @dataclass(frozen=True)

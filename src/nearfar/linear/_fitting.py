@@ -115,29 +115,17 @@ def anneal(mu: float | None, margin: float, share: float) -> float:
 
 @dataclass(frozen=True)
 class Plan:
-    """The options of a stochastic run.
+    """The options of a stochastic run."""
 
-    Attributes:
-        margin: α.
-        mu: μ, or None to anneal it.
-        kind: kind of triplets, see `choose`.
-        targets: targets per anchor.
-        impostors: impostors per anchor.
-        over: the set of triplet weights, or None for uniform ones.
-        batch: anchors drawn per round.
-        refresh: steps per choice of triplets.
-        tolerance: a loss of at most this ends the run.
-    """
-
-    margin: float
-    mu: float | None
-    kind: str
-    targets: int
-    impostors: int
-    over: UncertaintySet | None
-    batch: int
-    refresh: int
-    tolerance: float
+    margin: float  # α
+    mu: float | None  # μ, or None to anneal it
+    kind: str  # kind of triplets, see `choose`
+    targets: int  # targets per anchor
+    impostors: int  # impostors per anchor
+    over: UncertaintySet | None  # the set of triplet weights, or None for uniform ones
+    batch: int  # anchors drawn per round
+    refresh: int  # steps per choice of triplets
+    tolerance: float  # a loss of at most this ends the run
 
     def choose(self, x: Tensor, A: Tensor, classes: Classes, generator: torch.Generator) -> Triplets:
         """Choose the triplets of a random batch of anchors, in the space of A."""
@@ -161,27 +149,16 @@ PER_ANCHOR = 4  # triplets per anchor of a certified round: few triplets of many
 
 @dataclass(frozen=True)
 class Step:
-    """One step of a fit, and its certificate.
+    """One step of a fit, and its certificate."""
 
-    Attributes:
-        stage: "sgd", "gd", "ccp" or "convex".
-        round: the number of its choice of triplets; within a round of gd or ccp, `value` never rises.
-        value: the loss after the step; for "sgd" the loss of the batch before it.
-        mu: the temperature of the round.
-        norm: |A|_F in units where every feature has variance 1.
-        certified: whether the decrease is guaranteed.
-        decrease: the guaranteed decrease of the loss of its round; NaN if nothing is certified.
-        gap: relative duality gap of a ccp subproblem or of the convex solution; NaN elsewhere.
-    """
-
-    stage: str
-    round: int
-    value: float
-    mu: float
-    norm: float
-    certified: bool
-    decrease: float = math.nan
-    gap: float = math.nan
+    stage: str  # "sgd", "gd", "ccp" or "convex"
+    round: int  # the number of its choice of triplets; within a round of gd or ccp, `value` never rises
+    value: float  # the loss after the step; for "sgd" the loss of the batch before it
+    mu: float  # the temperature of the round
+    norm: float  # |A|_F in units where every feature has variance 1
+    certified: bool  # whether the decrease is guaranteed
+    decrease: float = math.nan  # the guaranteed decrease of the loss of its round; NaN if nothing is certified
+    gap: float = math.nan  # relative duality gap of a ccp subproblem or of the convex solution; NaN elsewhere
 
 
 @dataclass(frozen=True, eq=False)
@@ -200,23 +177,14 @@ class Problem:
 
 @dataclass(eq=False)
 class Run:
-    """The state of a fit: its problem, its options, and the steps so far.
+    """The state of a fit: its problem, its options, and the steps so far."""
 
-    Attributes:
-        problem: the rows.
-        plan: the margin, the temperature, and how to choose triplets.
-        most: the largest number of triplets of a certified round.
-        seed: seed of the draws.
-        verbose: whether to print a line per round.
-        history: the steps so far.
-    """
-
-    problem: Problem
-    plan: Plan
-    most: int
-    seed: int
-    verbose: int = 0
-    history: list[Step] = field(default_factory=list)
+    problem: Problem  # the rows
+    plan: Plan  # the margin, the temperature, and how to choose triplets
+    most: int  # the largest number of triplets of a certified round
+    seed: int  # seed of the draws
+    verbose: int = 0  # whether to print a line per round
+    history: list[Step] = field(default_factory=list)  # the steps so far
 
     def __post_init__(self) -> None:
         self.generator = torch.Generator().manual_seed(self.seed)

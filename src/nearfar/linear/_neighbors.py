@@ -19,17 +19,11 @@ TILE = 2**22  # entries of one tile of distances: 16 MB in float32
 
 @dataclass(frozen=True, eq=False)
 class Classes:
-    """Rows sorted by class: class c is the sorted rows starts[c] .. starts[c+1] - 1.
+    """Rows sorted by class: class c is the sorted rows starts[c] .. starts[c+1] - 1."""
 
-    Attributes:
-        order: [n] the original position of each sorted row.
-        labels: [n] the class of each sorted row, 0, 1, ...
-        starts: [c + 1] where each class begins.
-    """
-
-    order: Tensor
-    labels: Tensor
-    starts: Tensor
+    order: Tensor  # [n] the original position of each sorted row
+    labels: Tensor  # [n] the class of each sorted row, 0, 1, ..
+    starts: Tensor  # [c + 1] where each class begins
 
     @property
     def sizes(self) -> Tensor:
@@ -54,19 +48,12 @@ def sort_classes(labels: Tensor) -> Classes:
 
 @dataclass(frozen=True, eq=False)
 class Triplets:
-    """Triplets as a product: each anchor with each of its targets and each of its impostors.
+    """Triplets as a product: each anchor with each of its targets and each of its impostors."""
 
-    Attributes:
-        anchors: [b] rows.
-        targets: [b, k] rows of the anchor's class.
-        impostors: [b, l] rows of other classes.
-        measure: [b, k, l] 1 where a triplet exists, 0 where a class is too small.
-    """
-
-    anchors: Tensor
-    targets: Tensor
-    impostors: Tensor
-    measure: Tensor
+    anchors: Tensor  # [b] rows
+    targets: Tensor  # [b, k] rows of the anchor's class
+    impostors: Tensor  # [b, l] rows of other classes
+    measure: Tensor  # [b, k, l] 1 where a triplet exists, 0 where a class is too small
 
     def to_list(self) -> tuple[Tensor, Tensor, Tensor]:
         """The triplets as a list: anchor [n], target [n], impostor [n]."""

@@ -41,23 +41,14 @@ def indexed(indices: tuple[Tensor, ...], shape: tuple[int, int], *, once: bool =
 
 @dataclass(frozen=True, eq=False)
 class Listing:
-    """The u distinct pairs of an index tuple, sorted by anchor and column, with their positions in a matrix [n, width].
+    """The u distinct pairs of an index tuple, sorted by anchor and column, with positions in a matrix [n, width]."""
 
-    Args:
-        rows: [u] anchors.
-        cols: [u] columns.
-        positive: [u] how often each is listed as a positive pair: counts, or a mask if each counts once.
-        negative: [u] likewise as a negative pair.
-        place: [u] positions in the flattened matrix [n, width]: a row holds the pairs of its anchor, then nothing.
-        shape: (n, width), with width the largest number of pairs of an anchor, at least 1.
-    """
-
-    rows: Tensor
-    cols: Tensor
-    positive: Tensor
-    negative: Tensor
-    place: Tensor
-    shape: tuple[int, int]
+    rows: Tensor  # [u] anchors
+    cols: Tensor  # [u] columns
+    positive: Tensor  # [u] how often each is listed as a positive pair: counts, or a mask if each counts once
+    negative: Tensor  # [u] likewise as a negative pair
+    place: Tensor  # [u] positions in the flattened matrix [n, width]: a row holds the pairs of its anchor, then nothing
+    shape: tuple[int, int]  # (n, width), with width the largest number of pairs of an anchor, at least 1
 
     def padded(self, entries: Tensor) -> Tensor:
         """A matrix [n, width] of the pairs' entries [u]; 0 in empty places."""

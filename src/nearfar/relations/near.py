@@ -22,17 +22,11 @@ FEW = 64  # a row may always list this many columns, or else two in `SHARE` of t
 
 @dataclass(frozen=True, eq=False)
 class Listed:
-    """A list of the pairs of n rows and m columns that are not negative.
+    """A list of the pairs of n rows and m columns that are not negative."""
 
-    Args:
-        keys: [k] flat indices i·m + j, increasing.
-        positive: [k] which of these pairs are positive; the others are absent.
-        symmetric: whether the pairs (i, j) and (j, i) are alike, for all i and j.
-    """
-
-    keys: Tensor
-    positive: Tensor
-    symmetric: bool
+    keys: Tensor  # [k] flat indices i·m + j, increasing
+    positive: Tensor  # [k] which of these pairs are positive; the others are absent
+    symmetric: bool  # whether the pairs (i, j) and (j, i) are alike, for all i and j
 
 
 def consistent(ids: Tensor | None, ref_ids: Tensor | None, labels: tuple[Tensor, Tensor]) -> bool:

@@ -12,24 +12,19 @@ from nearfar._utils.tensors import check_tensor
 __all__ = ["Anchors", "Join", "RepresentativeMask", "check_projection"]
 
 Anchors = Literal["representatives", "others"]
-Join = Callable[[Tensor], Tensor]  # concatenates the tensors [n, ...] of several processes
+Join = Callable[[Tensor], Tensor]
+"""Concatenates the tensors [n, ...] of several processes."""
 
 
 @dataclass(frozen=True, eq=False)
 class RepresentativeMask:
-    """Restricts pairs to those of a representative and another sample, each counted once, in the row of its anchor.
+    """Restricts pairs to those of a representative and another sample, each counted once, in the row of its anchor."""
 
-    Args:
-        rows: [n] boolean, which rows are representatives.
-        cols: [m] boolean, which columns are representatives.
-        anchors: whether the rows of the representatives or those of the others are the anchors.
-        among: also allow negative pairs of two representatives, if these are the anchors.
-    """
-
-    rows: Tensor
-    cols: Tensor
+    rows: Tensor  # [n] boolean, which rows are representatives
+    cols: Tensor  # [m] boolean, which columns are representatives
+    # whether the rows of the representatives or those of the others are the anchors
     anchors: Anchors = "representatives"
-    among: bool = False
+    among: bool = False  # also allow negative pairs of two representatives, if these are the anchors
 
     def allowed(self, rows: slice, cols: slice, same: Tensor) -> Tensor:
         """Which pairs [t, u] of a tile are allowed; `same` [t, u] marks the positive ones."""

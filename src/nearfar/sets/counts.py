@@ -17,7 +17,8 @@ from nearfar.sets.stream import Orders
 
 __all__ = ["Count", "amount", "changed", "check_amount", "check_count", "of_batch", "scaled", "unread"]
 
-Count = float | str  # a number, or a multiple of the batch size B: "8B", "0.5B", "B/2", "3B/4"
+Count = float | str
+"""A number, or a multiple of the batch size B: "8B", "0.5B", "B/2", "3B/4"."""
 NUMBER = r"(\d+\.?\d*|\.\d+)"
 MULTIPLE = re.compile(rf"\s*{NUMBER}?\s*B\s*(?:/\s*{NUMBER})?\s*", re.ASCII)
 Kind = TypeVar("Kind", bound=Part)

@@ -27,9 +27,12 @@ from nearfar._utils.tensors import hidden, over, total, weighted
 __all__ = ["Cap", "Collected", "Dual", "Moments", "Orders", "Stream", "Sums"]
 
 Orders = Tensor | int
-Cap = Callable[[], Tensor]  # returns the upper limit [g] on the measure that carries weight, at the end of a sweep
-Dual = tuple[Tensor, ...]  # dual variables, tensors [g]; the first is the one that `explain` shows
-Sums = tuple[Tensor, ...]  # what a stream keeps of the chunks of a sweep; see `Stream._reduce`
+Cap = Callable[[], Tensor]
+"""Returns the upper limit [g] on the measure that carries weight; called at the end of a sweep."""
+Dual = tuple[Tensor, ...]
+"""Dual variables, tensors [g]; the first is the one that `explain` shows."""
+Sums = tuple[Tensor, ...]
+"""What a stream keeps of the chunks of a sweep; see `Stream._reduce`."""
 
 
 class Stream(ABC):

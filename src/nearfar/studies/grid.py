@@ -200,15 +200,10 @@ def _give_up(moment: Moment) -> None:
 
 @dataclass(eq=False)
 class _Course:
-    """A callback that scores the test classes at some steps, and keeps the scores of the best one.
+    """A callback that scores the test classes at some steps, and keeps the scores of the best one."""
 
-    Attributes:
-        every: steps between two scores.
-        best: the step and the scores of the best R@1.
-    """
-
-    every: int
-    best: tuple[int, dict[str, float]] = (0, {})
+    every: int  # steps between two scores
+    best: tuple[int, dict[str, float]] = (0, {})  # the step and the scores of the best R@1
 
     def __call__(self, moment: Moment) -> None:
         """Score after a step, if it is time; the last step is scored by the run itself."""
