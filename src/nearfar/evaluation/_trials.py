@@ -185,13 +185,8 @@ def searched(
 ) -> Trials:
     """The trials of queries, given the scores of the best wrong and right answer, -inf if there is none.
 
-    Args:
-        wrong: score of the best wrong answer of each query.
-        right: the same of the best right one.
-        label: class of each query, 0..c-1.
-        other: class of the best wrong answer.
-        n: [c] queries of each class.
-        m: [c] rows of the gallery of each class.
+    `label` is the class of each query, `other` that of its best wrong answer; n [c] queries and m [c] rows of the
+    gallery of each class.
     """
     room = m.sum() - m  # rows of the gallery that are wrong for a query of each class
     chance = np.divide(n, room, out=np.zeros_like(room), where=room > 0)

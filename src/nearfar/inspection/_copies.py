@@ -38,13 +38,7 @@ class Copies:
 
 
 def find_copies(x: Tensor, near: Neighbors, gray: Tensor | None) -> Copies:
-    """Score candidate pairs, each once.
-
-    Args:
-        x: [n, d] unit vectors.
-        near: the nearest other rows of each row.
-        gray: uint8 [n, SIDE, SIDE], the pictures; None to compare the vectors alone.
-    """
+    """Score candidate pairs of unit vectors x and their `near` rows, each once; without pictures by vectors alone."""
     lists = [near.places[:, :FEW]]
     if gray is not None:
         small = pixels(gray)

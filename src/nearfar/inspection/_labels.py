@@ -33,14 +33,7 @@ class Doubts:
 
 
 def doubt_labels(z: Tensor, y: Tensor, near: Neighbors, *, seed: int = 0) -> Doubts:
-    """Fit the mixture, and score each label.
-
-    Args:
-        z: [n, d] centered unit vectors.
-        y: [n] labels 0..C-1, each of which occurs.
-        near: the k nearest other rows of each row.
-        seed: seed of the sample to which the mixture is fitted.
-    """
+    """Fit the mixture to a sample, and score each label y of 0..C-1, each of which occurs; z are centered unit rows."""
     counts = torch.bincount(y)
     classes = len(counts)
     found = Doubts(torch.zeros(len(y)), y.clone(), 0.0)

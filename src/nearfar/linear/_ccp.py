@@ -46,16 +46,9 @@ def duality_gap(objective: Objective, A: Tensor, anchor: Tensor, *, mu: float | 
         max Σ wᵢ(αqᵢ + μH₂(qᵢ)) - tr(A_k C P(q)⁻¹ C A_k') + h(A_k)
 
     At that q the Lagrangian is a quadratic in A with curvature 2P that has the value m(A) and its gradient G, so the
-    gap is ¼<G, G P⁻¹>: a sum of squares, which avoids the cancellation of subtracting two large values.
-
-    Args:
-        objective: f.
-        A: [d, m].
-        anchor: A_k, [d, m].
-        mu: for the hinge, the temperature whose q is tried as the dual point; Σ wᵢ([sᵢ]₊ - qᵢsᵢ) is added.
-
-    Returns:
-        The gap; infinity if G is outside the range of P, because q has underflowed.
+    gap is ¼<G, G P⁻¹>: a sum of squares, which avoids the cancellation of subtracting two large values. It is infinite
+    if G is outside the range of P, because q has underflowed. For the hinge, `mu` is the temperature whose q is tried
+    as the dual point, and Σ wᵢ([sᵢ]₊ - qᵢsᵢ) is added. `anchor` is A_k.
     """
     soft = objective if mu is None else objective.at(mu=mu)
     _, G = majorizer(soft, A, anchor)

@@ -128,12 +128,8 @@ def single_triplet_step(objective: TripletObjective, A: Tensor, *, factor: float
     """Take the step A ← A - factor·A B/l₊ for one triplet; return its exact decrease -μ·log(q·e^{b/μ} + 1-q) too.
 
     This is the gradient step with η = factor/(2q·l₊), written without q, because the paper's η̂ = 1/(2qλmax) overflows
-    as q vanishes. Every factor in (0, 2] descends. If l₊ ≤ 0 every step does, and |l₋| is used instead.
-
-    Args:
-        objective: of one triplet, without ridge.
-        A: [d, m].
-        factor: 1 for the paper's step, 2 for the longest that is guaranteed to descend.
+    as q vanishes. Every factor in (0, 2] descends; the paper's is 1. If l₊ ≤ 0 every step does, and |l₋| is used
+    instead. The objective has no ridge.
     """
     if len(objective.v) != 1 or objective.ridge:
         raise ValueError(
@@ -168,13 +164,8 @@ def exact_step(objective: Objective, A: Tensor, gradient: Tensor, *, start: floa
     """The first local minimizer η ≥ start of f(A - η∇f), by doubling and bisection on the slope along the ray.
 
     For one triplet it is s₂/(2q·s₃), s₂ = |A B|², s₃ = <A B, A B B>, if s₃ > 0, which is at least 1/(2qλmax) (the paper
-    prints "at most"). If the ray descends forever (s₃ ≤ 0), A moves by 10·max(|A|, 1).
-
-    Args:
-        objective: any.
-        A: [d, m].
-        gradient: ∇f(A), [d, m].
-        start: a step that lowers f, such as the safe one.
+    prints "at most"). If the ray descends forever (s₃ ≤ 0), A moves by 10·max(|A|, 1). `start` must lower f, as
+    the safe step does.
     """
     ray = objective.ray(A, -gradient)
     limit = max(start, REACH * max(size(A), 1.0) / max(size(gradient), 1e-300))

@@ -72,22 +72,14 @@ def choose(
     generator: torch.Generator | None = None,
     tile: int = TILE,
 ) -> Triplets:
-    """Choose the triplets of the anchors `rows` in the space z.
+    """Choose the triplets of the anchors `rows` [b], increasing, each with a positive, in the space z [n, d], sorted.
 
     kind           targets                       impostors
     "neighbors"   the k nearest positive rows      the l nearest negative rows (the same for "dro")
     "hard"         the farthest positive row        the nearest negative row
     "all"          k drawn evenly                l drawn evenly, so that triplets count the same on average
 
-    Args:
-        z: [n, d] in sorted order.
-        classes: the result of `sort_classes`; there must be at least two classes.
-        rows: [b] increasing, each with a positive (`Classes.anchors`).
-        kind: one of `KINDS`.
-        targets: k.
-        impostors: l.
-        generator: random generator for "all".
-        tile: entries of a tile of distances.
+    There must be at least two classes; k is `targets`, l is `impostors`.
     """
     check_choice("choose", "kind", kind, KINDS)
     if kind == "all":

@@ -22,10 +22,7 @@ def as_pairs(indices: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor, Tenso
 def indexed(indices: tuple[Tensor, ...], shape: tuple[int, int], *, once: bool = False) -> tuple[Tensor, Tensor]:
     """Count how often an index tuple lists each positive and each negative pair, [n, m] and [n, m].
 
-    Args:
-        indices: (anchor, positive, negative), or (anchor, positive, anchor, negative).
-        shape: (n, m).
-        once: count a pair once even if it is listed several times; the measures are masks.
+    With `once` a pair counts once even if it is listed several times, and the measures are masks.
     """
     a1, p, a2, n = as_pairs(indices)
 

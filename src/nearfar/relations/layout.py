@@ -83,12 +83,9 @@ class Layout:
         return self.count(NEGATIVE) > 0
 
     def count(self, bit: int, *, own: bool = False, weighed: bool = False) -> Tensor:
-        """Count each row's members of one sign, or with `weighed` sum their weights, [n] float64.
+        """Count each row's POSITIVE or NEGATIVE members, or with `weighed` sum their weights, [n] float64.
 
-        Args:
-            bit: POSITIVE or NEGATIVE.
-            own: the first columns are the rows, and a row is not its own positive.
-            weighed: sum the weights instead.
+        With `own` the first columns are the rows, and a row is not its own positive.
         """
         (row, col), able = self.labels, []
         for side, codes in enumerate(self.labels):
@@ -299,11 +296,8 @@ def rank(row: Tensor, col: Tensor) -> tuple[Tensor, Tensor]:
 def flags_of(labels: Both, ignore: int | None, projection: Any, among: Both | None) -> Both | None:
     """Bits that say which pairs each row and column may be part of; None if all may be in all pairs.
 
-    Args:
-        labels: of rows and columns.
-        ignore: the label of samples that form no pairs.
-        projection: which rows and columns are representatives, see relations/representatives.py.
-        among: bits of rows and columns that a relation of one positive per class allows.
+    Samples with the label `ignore` form no pairs; `projection` is a `RepresentativeMask` or None; `among` are the bits
+    that a relation of one positive per class allows.
     """
     if ignore is None and projection is None and among is None:
         return None

@@ -104,12 +104,8 @@ def list_pairs(
 ) -> Listed | None:
     """List the pairs that are not negative; None if there are too many in total or in a row.
 
-    Args:
-        shape: (n, m).
-        same: [a] flat indices of the pairs that share a label, in any order; a pair may occur several times.
-        own: [b] flat indices of the pairs of a sample with itself, likewise.
-        known: [n, m] which pairs count; None for all.
-        weights: see `Weights`; pairs of weight 0 do not count.
+    `same` and `own` are flat indices of the pairs that share a label and of those of a sample with itself, in any
+    order, also several times. Pairs that are not `known` [n, m], or have weight 0, do not count.
     """
     n, m = shape
     if same is None:  # checked before anything is computed for all pairs

@@ -40,12 +40,8 @@ class Stream(ABC):
 
     A subclass implements `_reduce` and `_turn`, and `_join` if its sums are not simply added.
 
-    Args:
-        over: the set, an `UncertaintySet`.
-        groups: g.
-        like: a tensor of the losses' dtype and device.
-        orders: as in `UncertaintySet.value`.
-        cap: likewise, but as a function, because the limit may depend on another stream.
+    `like` has the losses' dtype and device; `orders` is as in `UncertaintySet.value`; `cap` is a function, because the
+    limit may depend on another stream.
 
     Attributes:
         sweep: number of sweeps that have ended.

@@ -176,10 +176,9 @@ class TrainingStudy:
         return grid.run(trials, self.folder / f"{self.name}-{self.data}.jsonl", workers=self.workers, seconds=left)
 
     def choose_rate(self, baselines: Sequence[Method], batches: Tree, *, steps: int) -> Spread:
-        """Choose the learning rate with the best R@1 on held-out training classes, averaged over baselines; seed 0.
+        """Choose the `rate` with the best R@1 on held-out training classes, the mean over baselines; seed 0.
 
-        Returns:
-            `rate`, and `held_out`: the mean R@1 of every learning rate.
+        Returned with `held_out`: the mean R@1 of every learning rate.
         """
         rates = self.settings.rates
         if self.quick:

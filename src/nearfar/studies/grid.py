@@ -101,10 +101,7 @@ class Trial:
 class Workers(pool.Workers[Trial, Line]):
     """Processes that train runs, one thread each, sharing a GPU if there is one; they start at the first run.
 
-    Args:
-        jobs: number of processes; 1 trains in the calling process.
-
-    `with Workers(8) as workers:` lets several studies use the same processes.
+    One job trains in the calling process. `with Workers(8) as workers:` lets several studies use the same processes.
     """
 
     def __init__(self, jobs: int = 1) -> None:
@@ -127,15 +124,9 @@ def run(
 ) -> dict[str, Line]:
     """Run the trials that are not in `file` yet, in order, append a line for each, and return all lines by key.
 
-    A run that fails is a line with its error, and is tried again by the next call. Runs are trained by
-    `nearfar.train.fit` in folders that are removed.
-
-    Args:
-        trials: the trials; of equal ones only the first is run.
-        file: JSON lines.
-        workers: the processes to use; None trains in this one.
-        seconds: begin no run after this time; runs under way are finished.
-        console: where progress is printed.
+    A run that fails is a line with its error, and is tried again by the next call. Of equal trials only the first is
+    run. Runs are trained by `nearfar.train.fit` in folders that are removed, without `workers` in this process; none
+    begins after `seconds`, and runs under way are finished.
     """
     wanted = {trial.key: trial for trial in trials}
     known = lines(file)
