@@ -14,7 +14,7 @@ from torch import Tensor
 
 from nearfar._utils.tensors import over
 from nearfar.engines.spec import AROUND, BELOW_TOP, LINE, LOSSES, MOMENTS, fold_outputs
-from nearfar.engines.tiles import FAR, Tile, TileGradients, Tiles, descend_
+from nearfar.engines.tiles import Tile, TileGradients, Tiles, descend_
 from nearfar.sets.entropic import LOWEST
 
 __all__ = ["Strips"]
@@ -320,7 +320,7 @@ class Strips(Tiles):
             s, g, here = self.scores(tile), self.buffer("sum", tile).zero_(), tile.rows
             near = s.gather(1, place[here])
             # hides all but negatives: no loss but that of a line differs from 0 there
-            self.members_(s, tile, math.copysign(FAR, -spec.a))
+            self.members_(s, tile, math.copysign(torch.finfo(s.dtype).max ** 0.5, -spec.a))
             for p in range(place.shape[1]):
                 there = real[here, p].double()
                 l, slope, factor, alive = self._of_positive(s, near[:, p, None], tile)

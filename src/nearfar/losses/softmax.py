@@ -11,6 +11,7 @@ from nearfar._utils.tensors import hidden, readable, widen
 from nearfar.engines import plain_parts
 from nearfar.groups._groupings import Reduction
 from nearfar.links import Add, ShareLink, SoftplusLink
+from nearfar.losses.explanation import Explanation
 from nearfar.losses.factors import Factors, softmax_factors
 from nearfar.losses.recipe import Composed, Recipe
 from nearfar.losses.robust import Call
@@ -216,6 +217,10 @@ class NPair(Composed):
             return super()._value(call)
         extra = self._extra(call.embeddings)
         return value if extra is None else value + extra
+
+    def _explanation(self, call: Call) -> Explanation:
+        found = super()._explanation(call)
+        return found if self._cross_entropy(call) is None else replace(found, value=self._value(call).detach())
 
     def _cross_entropy(self, call: Call) -> Tensor | None:
         """The product of a small batch on a CPU as a cross-entropy, in half the steps; None for any other batch."""
