@@ -42,12 +42,7 @@ class Repair:
 
 @torch.no_grad()
 def repair(
-    embeddings: Tensor,
-    labels: Tensor,
-    *,
-    margin: float = 0.0,
-    metric: Metric = "euclidean",
-    halvings: int = HALVINGS,
+    embeddings: Tensor, labels: Tensor, *, margin: float = 0.0, metric: Metric = "euclidean", halvings: int = HALVINGS
 ) -> Repair:
     """Shrink every class toward its mean by the smallest amount that separates all triplets (bisection on s).
 

@@ -92,12 +92,7 @@ def hardest_triplet(
 
 
 def is_triplet_separated(
-    embeddings: Tensor,
-    labels: Tensor,
-    *,
-    margin: float = 0.0,
-    metric: Metric = "euclidean",
-    tolerance: float = 1e-9,
+    embeddings: Tensor, labels: Tensor, *, margin: float = 0.0, metric: Metric = "euclidean", tolerance: float = 1e-9
 ) -> bool:
     """Whether H ≤ tolerance · radius (the farthest row from the mean): every positive nearer than every negative.
 

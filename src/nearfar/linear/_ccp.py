@@ -82,9 +82,8 @@ def _minimize(objective: Objective, anchor: Tensor, start: Tensor, gap: float, i
 
     values, vectors = torch.linalg.eigh(curvature(objective, start))
     live = values > len(values) * torch.finfo(values.dtype).eps * values[-1]
-    basis: Tensor = (
-        vectors[:, live] / values[live].sqrt()
-    )  # A = start + Z basis': directions outside the range of P stay fixed
+    # A = start + Z basis': directions outside the range of P stay fixed
+    basis: Tensor = vectors[:, live] / values[live].sqrt()
     count = 0
 
     def place(x: object) -> Tensor:

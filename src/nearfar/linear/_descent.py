@@ -274,9 +274,9 @@ def _base(objective: Objective, A: Tensor, gradient: Tensor, radius: float | Non
     """The step with a guaranteed decrease: the safe step; 1/L(R) on a ball; 1/(2 Σ wb) for the hinge between kinks."""
     if not objective.mu:
         return _inverse(max(objective.bounds()[:2]))
-    return (
-        _inverse(objective.smoothness(radius)) if radius is not None else safe_step(objective, A, gradient, local=local)
-    )
+    if radius is not None:
+        return _inverse(objective.smoothness(radius))
+    return safe_step(objective, A, gradient, local=local)
 
 
 def _move(

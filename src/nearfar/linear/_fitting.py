@@ -245,9 +245,8 @@ class Run:
             return objective
         s = objective.products(A)[2]
         weights = triplet_weights(s, torch.ones_like(s), mu, self.plan.over)
-        return (
-            objective.reweighted(weights) if float(weights.sum()) > 0 else objective
-        )  # without loss there is no worst case
+        # without loss there is no worst case
+        return objective.reweighted(weights) if float(weights.sum()) > 0 else objective
 
     def _run_round(self, stage: str, objective: TripletObjective, A: Tensor, steps: int) -> Tensor:
         """Run and record a certified round."""

@@ -5,7 +5,7 @@ import math
 import os
 import platform
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -214,11 +214,14 @@ class TrainingStudy:
             "versions": {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__},
         }
 
-    def write(self, found: dict[str, Any], known: Mapping[str, Line]) -> dict[str, Any]:
-        """Write the results, and every run with its configuration."""
+    def write(
+        self, found: dict[str, Any], known: Mapping[str, Line], draw: Callable[[Mapping[str, Any], Path], None]
+    ) -> dict[str, Any]:
+        """Write the results, and every run with its configuration, and draw the figures."""
         runs = [line for line in known.values() if line["config"]["training"]["steps"] == found["steps"]]
         whole = {**self.about(), **found, "runs": runs}
         write_text(self.folder / f"{self.stem}.json", as_json(whole, "runs", 7))
+        draw(whole, self.folder)
         return whole
 
 

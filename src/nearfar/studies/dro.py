@@ -139,9 +139,7 @@ def _run(study: TrainingStudy, steps: int | None, parts: Sequence[str]) -> dict[
         "claims": _claims(known, imbalance, grouped, table, sizes),
         "time": step_time.measure(SIZES[: 2 if study.quick else None]) if "time" in parts else [],
     }
-    whole = study.write(found, known)
-    draw(whole, study.folder)
-    return whole
+    return study.write(found, known, draw)
 
 
 def _trials(

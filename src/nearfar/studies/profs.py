@@ -124,9 +124,7 @@ def _run(study: TrainingStudy, steps: int | None, parts: Sequence[str]) -> dict[
         "by_length": tabulate(known, by_length, scores),
     }
     found["overall"] = _overall(found["differences"])
-    whole = study.write(found, known)
-    draw(whole, study.folder)
-    return whole
+    return study.write(found, known, draw)
 
 
 def rule_of(labels: np.ndarray) -> tuple[int, int]:
