@@ -27,7 +27,7 @@ class Trials:
 
     top: np.ndarray  # [k] the largest scores of negative pairs, descending
     classes: np.ndarray  # [k, 2] the classes of each, 0..m-1
-    negatives: int  # number of negative pairs
+    negatives: int
     # [m] negative pairs with each class; their sum is twice `negatives`. Empty if classes are not known
     touched: np.ndarray
     bins: np.ndarray  # [6, BINS] counts of scores, rows as of `NEGATIVE` and `POSITIVE`

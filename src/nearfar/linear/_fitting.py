@@ -179,12 +179,12 @@ class Problem:
 class Run:
     """The state of a fit: its problem, its options, and the steps so far."""
 
-    problem: Problem  # the rows
+    problem: Problem
     plan: Plan  # the margin, the temperature, and how to choose triplets
     most: int  # the largest number of triplets of a certified round
-    seed: int  # seed of the draws
+    seed: int  # of the draws
     verbose: int = 0  # whether to print a line per round
-    history: list[Step] = field(default_factory=list)  # the steps so far
+    history: list[Step] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.generator = torch.Generator().manual_seed(self.seed)

@@ -35,7 +35,7 @@ __all__ = ["Fold", "UncertaintySet"]
 class Fold:
     """How the members of a group are reduced to a few numbers, for engines that never hold all members.
 
-    Every other field belongs to one of these kinds:
+    The kinds:
 
         exp       weights w·e^{l/γ}: Σ w·e^{l/γ}
         sum       weights w: Σ wl and Σ w

@@ -94,10 +94,10 @@ class Method:
 class TrainingStudy:
     """A study on one data set."""
 
-    name: str  # name of the study
+    name: str
     folder: Path  # the folder for runs, results and figures
     data: str  # name of the data set
-    path: str | None  # its path
+    path: str | None  # the path of the data set
     labels: np.ndarray  # labels of the training samples
     seeds: int  # the number of runs of each configuration
     workers: Workers  # the processes that train

@@ -16,12 +16,12 @@ Spread = Mapping[str, Any] | None
 class Panel:
     """Curves over the same x values."""
 
-    title: str  # title of the panel
-    x: Sequence[float]  # the x values
+    title: str
+    x: Sequence[float]
     series: Mapping[str, Sequence[Spread]]  # name -> a spread (or None) for each x value
-    xlabel: str  # label of the x axis
+    xlabel: str
     log: bool = False  # logarithmic x axis
-    ylabel: str = "R@1, %"  # label of the y axis
+    ylabel: str = "R@1, %"
     names: Sequence[str] | None = None  # tick labels of the x values; the numbers if None
     mark: tuple[float, str] | None = None  # an x value with a dashed line, and its label
 

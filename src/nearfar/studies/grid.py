@@ -125,8 +125,8 @@ def run(
     """Run the trials that are not in `file` yet, in order, append a line for each, and return all lines by key.
 
     A run that fails is a line with its error, and is tried again by the next call. Of equal trials only the first is
-    run. Runs are trained by `nearfar.train.fit` in folders that are removed, without `workers` in this process; none
-    begins after `seconds`, and runs under way are finished.
+    run. Runs are trained by `nearfar.train.fit` in folders that are removed, in this process if `workers` is None.
+    After `seconds` none begins, and those under way are finished.
     """
     wanted = {trial.key: trial for trial in trials}
     known = lines(file)
