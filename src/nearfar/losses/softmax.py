@@ -235,11 +235,11 @@ class NPair(Composed):
             or not plain_parts(product, any_similarity=True)
         ):
             return None
-        if not are_opposite(product.positive.form(+1), product.negative.form(-1)) or not len(labels):
+        if not are_opposite(product.positive.form(+1), product.negative.form(-1)) or not len(call.embeddings):
             return None
         call.relation()  # checks the labels
         chosen, target = first_two(labels)
-        if not bool(chosen.any()):
+        if int(chosen.sum()) < 2:  # no negative pair
             return None
         (x, _) = widen(call.embeddings, None)
         logits = product.negative(similarity.scores(*similarity.prepared(x)), -1)
