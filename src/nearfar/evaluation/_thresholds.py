@@ -32,8 +32,10 @@ from nearfar.evaluation._retrieval import check_sides
 from nearfar.evaluation._trials import HELD, NEGATIVE, POSITIVE, Trials, answers_of_queries, listed, pairs_of_rows
 from nearfar.evaluation._vectors import Vectors
 
-STEPS = 40  # false accept rates per decade for which a guarantee is sought
-POINTS = 200  # points of the curve
+STEPS = 40
+"""False accept rates per decade for which a guarantee is sought."""
+POINTS = 200
+"""Points of the curve."""
 
 
 def calibrate(
