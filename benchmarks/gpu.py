@@ -127,7 +127,9 @@ def _subjects(given: argparse.Namespace) -> list[str]:
 
 
 def _product(loss: Any) -> Any:
-    return getattr(loss, "robust", loss).product
+    """The product of a loss, or of the loss inside another one."""
+    inner = getattr(loss, "loss", None)
+    return getattr(loss, "robust", loss).product if inner is None else _product(inner)
 
 
 # Correctness

@@ -72,7 +72,7 @@ def test_a_case_that_goes_past_the_kernels_is_not_counted():
         L.SupCon(engine=name)(torch.randn(6, 3).double(), torch.arange(6) // 2)
         assert not products
         L.SupCon(engine=name)(torch.randn(6, 3), torch.arange(6) // 2)
-        assert products == [6]
+        assert set(products) == {6}
     assert CallOptions("fused").grad
 
 

@@ -1,6 +1,6 @@
 """Calls of `nearfar.pml` that are recorded on a GPU give PML's values, gradients and tuples.
 
-Every test runs on a CPU, on a GPU, and with tests/support/tape.py in place of a CUDA graph.
+Every test runs on a GPU, and with tests/support/tape.py in place of a CUDA graph.
 """
 
 import copy
@@ -23,15 +23,13 @@ LISTED = ["MultiSimilarityLoss", "ContrastiveLoss", "TripletMarginLoss", "Circle
 """Losses that take index tuples."""
 
 
-@pytest.fixture(params=["cpu", "tape", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.fixture(params=["tape", pytest.param("cuda", marks=pytest.mark.gpu)])
 def device(request, monkeypatch):
     if not RECENT:
         pytest.skip("calls are recorded from PyTorch 2.11 on")
     for name in losses.__all__:
         if hasattr(getattr(losses, name), "least"):
             monkeypatch.setattr(getattr(losses, name), "least", (0, 0))
-    if request.param == "cpu":
-        return torch.device("cpu")
     if request.param == "tape":
         tape_calls(monkeypatch)
         return torch.device("cpu")

@@ -11,8 +11,6 @@ Whether a pair is positive, negative or absent, and its weight, follow from vect
 This module imports Triton, so it is imported only when needed. Numbers that select code are `tl.constexpr`.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

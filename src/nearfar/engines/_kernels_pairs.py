@@ -5,8 +5,6 @@ differences x - y instead of products. REST gives rows and columns as sums of tw
 of near rows keep their digits.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

@@ -1,7 +1,5 @@
 """Triton kernel of the fused engine for the K hardest pairs: collects the positions of all losses above a level."""
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

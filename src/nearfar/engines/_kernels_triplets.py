@@ -4,8 +4,6 @@ The score of a triplet is s_an - s_ap: each of the positive scores [n, P] of a r
 The derivative in s_ap is minus the sum of the derivatives in s_an, which the fold accumulates as well.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

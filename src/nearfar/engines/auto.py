@@ -8,8 +8,6 @@
 Losses and their `Call` have no types here, because the modules of losses import this one.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import warnings
@@ -53,12 +51,9 @@ LEAST = {"cpu": Least(2**18, 2**24), "cuda": Least(2**24, 2**32)}
 """Measured on two cores and on an H200; on a device without an entry, "auto" is dense while that fits in memory."""
 DEAR = {"triplets": 64, "positive": 64}
 """The cost of a pair relative to other losses, in the dense engine on a GPU, which holds it once per positive."""
-SHARED = 2**18
-"""Number of pairs from which several processes split the rows, instead of each computing the dense matrix."""
-BYTES = 64
-"""Memory per pair of the dense engine on a GPU, in bytes (measured: 29 to 49)."""
-MOST = 2**28
-"""Number of triplets above which the dense engine is not used: it holds about four tensors of that size."""
+SHARED = 2**18  # number of pairs from which processes split the rows, instead of each computing the dense matrix
+BYTES = 64  # memory per pair of the dense engine on a GPU, in bytes (measured: 29 to 49)
+MOST = 2**28  # number of triplets above which the dense engine is not used: it holds about four tensors of that size
 
 INSTALLED = RECENT and importlib.util.find_spec("triton") is not None
 """Whether kernels are available: they need Triton, and a recent PyTorch."""
@@ -84,27 +79,16 @@ def by_list(loss: Any, call: Any, relation: Relation, product: Product, raw: Raw
 
 @dataclass(frozen=True, eq=False)
 class Way:
-    """How a call is computed.
+    """How a call is computed."""
 
-    Args:
-        owner: name of the loss in error messages.
-        product: the factors of the loss; without learned parameters on the wide side, if they can be lifted out.
-        relation: which pairs are positive and which are negative.
-        layout: the relation for the operators; None for generic strips.
-        low: dtype of the kernels' matrix products; None for PyTorch.
-        tile: rows per strip, or None.
-        ranks: the processes that share the rows.
-        twice: compute second derivatives by the dense engine; otherwise they raise an error.
-    """
-
-    owner: str
-    product: Product
-    relation: Relation
-    layout: Layout | None
-    low: torch.dtype | None
-    tile: int | None
-    ranks: ProcessGroup
-    twice: bool
+    owner: str  # name of the loss in error messages
+    product: Product  # the factors of the loss; without learned parameters on the wide side, if they can be lifted out
+    relation: Relation  # which pairs are positive and which are negative
+    layout: Layout | None  # the relation for the operators; None for generic strips
+    low: torch.dtype | None  # dtype of the kernels' matrix products; None for PyTorch
+    tile: int | None  # rows per strip, or None
+    ranks: ProcessGroup  # the processes that share the rows
+    twice: bool  # compute second derivatives by the dense engine; otherwise they raise an error
 
     def found(self, rows: Tensor, cols: Tensor) -> Found | None:
         """The loss by the operators, in the autograd graph of rows and columns; None if they refuse this batch."""

@@ -4,8 +4,6 @@ A strip of G = dF/d⟨x, y⟩ is written in the dtype of the products, and two m
 n x m matrix is never held. On a CPU the kernels run under Triton's interpreter (TRITON_INTERPRET=1), which tests use.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -17,18 +15,12 @@ from nearfar.engines.spec import AROUND, BELOW_TOP, MOMENTS, POWER, fold_outputs
 
 __all__ = ["Kernels"]
 
-STATES = 2**23
-"""Maximum number of state entries that the tiles of a strip write in a fold."""
-STEP = 4
-"""Number of positives whose triplets a kernel unrolls; each value compiles a kernel of its own."""
-STRIP = 2**25
-"""Entries of a strip of gradients."""
-MANY = 8
-"""Buffer size as a multiple of the K requested pairs; if more lie above the level, another engine is used."""
-PAIRS = {"BM": 16, "BK": 64}
-"""Block sizes of a program that computes single pairs: rows and entries."""
-TALL = 1024
-"""Minimum number of rows of a strip of gradients, because each strip adds to the gradients of all columns."""
+STATES = 2**23  # maximum number of state entries that the tiles of a strip write in a fold
+STEP = 4  # number of positives whose triplets a kernel unrolls; each value compiles a kernel of its own
+STRIP = 2**25  # entries of a strip of gradients
+MANY = 8  # buffer size as a multiple of the K requested pairs; if more lie above the level, another engine is used
+PAIRS = {"BM": 16, "BK": 64}  # block sizes of a program that computes single pairs: rows and entries
+TALL = 1024  # minimum number of rows of a strip of gradients, because each strip adds to the gradients of all columns
 
 
 class Kernels(Launch):

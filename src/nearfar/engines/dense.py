@@ -4,8 +4,6 @@ No step synchronizes with the device, branches on data or has a data-dependent s
 graph. Double backward works.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

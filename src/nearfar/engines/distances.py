@@ -10,8 +10,6 @@ else float32 products are accurate to about 1e-4. The check reads values, which 
 on a GPU, compiled calls), distances always use float64. Apple's GPUs have no float64 and keep float32 products.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
@@ -22,21 +20,15 @@ from nearfar.similarity import Similarity
 
 __all__ = ["Raw", "distance_rows", "widen_near"]
 
-NEAR = 256
-"""See the module docstring; unit rows are near at a distance below .09."""
-FEW, EACH = 16, 8
-"""Rows are first compared in every 8th entry, but at least 16 entries: enough to rule out most pairs."""
-ENTRIES = 2**17
-"""Number of pairs that are checked at a time."""
-ENTRIES_ON_GPU = 2**25
-"""The same on a GPU, where each check synchronizes."""
-SMALL = 2**15
-"""Up to this many pairs, all entries are compared at once."""
+NEAR = 256  # see the module docstring; unit rows are near at a distance below .09
+FEW, EACH = 16, 8  # rows are first compared in every 8th entry, but at least 16 entries: most pairs are ruled out
+ENTRIES = 2**17  # number of pairs that are checked at a time
+ENTRIES_ON_GPU = 2**25  # the same on a GPU, where each check synchronizes
+SMALL = 2**15  # up to this many pairs, all entries are compared at once
 
 Raw = tuple[Tensor, Tensor | None]
 """Rows [n, d], and references [m, d] or None for the rows themselves."""
-Rows = tuple[Tensor, Tensor]
-"""Prepared rows and references."""
+Rows = tuple[Tensor, Tensor]  # prepared rows and references
 
 
 def widen_near(similarity: Similarity, x: Tensor, y: Tensor | None) -> Raw:

@@ -3,8 +3,6 @@
 There is one function per scope of groups, which takes an `OperatorCall`; for triplets see finish_triplets.py.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -48,16 +46,10 @@ def finish(
 ) -> Found | None:
     """The loss by the operators; None where another engine must serve.
 
-    Args:
-        product: the factors of the loss.
-        layout: its pairs.
-        rows: [n, d] prepared queries, float64 where distances of near rows need it.
-        cols: [m, d] prepared references; the rows themselves where the layout is square.
-        low: dtype of the kernels' matrix products; None for strips in PyTorch.
-        tile: rows per strip; None for a height that suits the device.
-        ranks: the processes that share the rows.
-        dual: replaces the folded number t [n] of each row, for instance by one that is kept between batches
-            (`Layout.groups` names its sample); weights are then e^{(l - t)/γ} with the new t.
+    Rows and columns are prepared, in float64 where distances of near rows need it; where the layout is square, the
+    columns are the rows. `low` is the dtype of the kernels' matrix products, None for strips in PyTorch, of `tile` rows
+    each; the processes `ranks` share the rows. `dual` replaces the folded number t [n] of each row, for instance by one
+    that is kept between batches (`Layout.groups` names its sample); weights are then e^{(l - t)/γ} with the new t.
     """
     try:
         call = OperatorCall(product, layout, rows, cols, low, tile, ranks, dual=dual)
@@ -281,7 +273,7 @@ def _moments(call: OperatorCall, of: UncertaintySet, losses: Tensor, measure: Te
     return result[None]
 
 
-FINISH: dict[str, Callable[[OperatorCall], Tensor]] = {
+FINISH: dict[str, Callable[[OperatorCall], Tensor]] = {  # the function that finishes each scope
     "batch": _joint,
     "anchor": _joint,
     "sign": _apart,
@@ -290,4 +282,3 @@ FINISH: dict[str, Callable[[OperatorCall], Tensor]] = {
     "triplets": finish_triplets,
     "positive": finish_angles,
 }
-"""The function that finishes each scope."""

@@ -1,7 +1,5 @@
 """Compute the losses of triplets, angles and drawn pairs from gathered positive pairs and the operators."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from types import SimpleNamespace
@@ -23,8 +21,7 @@ from nearfar.relations.layout import ID, NOWHERE, POSITION_THEN_ID
 
 __all__ = ["balanced_triplets", "finish_angles", "finish_drawn", "finish_triplets", "hardest_triplet", "rule_of"]
 
-SUMS = 2**29
-"""Maximum number of entries of the rows x_a + x_p in the angular loss."""
+SUMS = 2**29  # maximum number of entries of the rows x_a + x_p in the angular loss
 
 
 def finish_triplets(call: OperatorCall) -> Tensor:

@@ -4,8 +4,6 @@ A strip holds all pairs of its anchors, so that miners and groups of an anchor w
 the batch are solved by the stream of their set, or by `Collected`. Autograd computes the gradient strip by strip.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -25,38 +23,25 @@ from nearfar.sets.stream import Stream
 
 __all__ = ["PlainStrips", "evaluate"]
 
-ENTRIES = 2**18
-"""Entries of a strip: 1 MB of float32, of which about forty exist at a time."""
-WIDER = 2**4
-"""Factor by which strips are larger on a GPU, where launching kernels would dominate otherwise."""
+ENTRIES = 2**18  # entries of a strip: 1 MB of float32, of which about forty exist at a time
+WIDER = 2**4  # factor by which strips are larger on a GPU, where launching kernels would dominate otherwise
 
 Made = tuple[Tensor, list[Tensor | None], Tensor, Tensor]
 """Value; gradients of rows, columns and parameters; which rows [n] had a positive and a negative pair."""
-Counted = list[tuple[Tensor, Tensor]]
-"""Numerator and denominator of each term of a loss."""
+Counted = list[tuple[Tensor, Tensor]]  # numerator and denominator of each term of a loss
 
 
 @dataclass
 class PlainStrips:
-    """The strips of one call; iterating over it is one sweep.
+    """The strips of one call; iterating over it is one sweep."""
 
-    Args:
-        product: the factors of the loss.
-        relation: which pairs are positive and which are negative.
-        rows: [n, d] prepared queries, detached.
-        cols: [m, d] prepared references, detached.
-        wants: which gradients are needed: of rows, of columns, and of each parameter.
-        tile: rows per strip, or None for a height that suits the device.
-        ranks: the processes that share the strips.
-    """
-
-    product: Product
-    relation: Relation
-    rows: Tensor
-    cols: Tensor
-    wants: tuple[bool, ...]
-    tile: int | None = None
-    ranks: ProcessGroup = ALONE
+    product: Product  # the factors of the loss
+    relation: Relation  # which pairs are positive and which are negative
+    rows: Tensor  # [n, d] prepared queries, detached
+    cols: Tensor  # [m, d] prepared references, detached
+    wants: tuple[bool, ...]  # which gradients are needed: of rows, of columns, and of each parameter
+    tile: int | None = None  # rows per strip, or None for a height that suits the device
+    ranks: ProcessGroup = ALONE  # the processes that share the strips
 
     def __post_init__(self) -> None:
         self.params = learned_tensors(self.product.parts)

@@ -1,7 +1,5 @@
 """`Launch`: starts Triton kernels over the tiles of a matrix product, with the arguments that all kernels share."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property

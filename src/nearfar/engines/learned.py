@@ -11,8 +11,6 @@ The few positive pairs are computed by autograd and carry all other parameters. 
 computed in strips or dense.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,27 +25,20 @@ from nearfar.similarity import Dot, NegEuclidean, NegSquaredEuclidean, Similarit
 
 __all__ = ["Lifted", "lift"]
 
-PLAIN: dict[str | None, Similarity] = {
+PLAIN: dict[str | None, Similarity] = {  # the similarity of prepared rows, by its form
     "dot": Dot(),
     "squared": NegSquaredEuclidean(normalize=False),
     "distance": NegEuclidean(normalize=False),
 }
-"""The similarity of prepared rows, by its form."""
 
 
 @dataclass(frozen=True, eq=False)
 class Lifted:
-    """A product without learned parameters on its wide side.
+    """A product without learned parameters on its wide side."""
 
-    Args:
-        product: the factors.
-        stretch: factor of the prepared rows; None for 1.
-        times: factor of the value; None for 1.
-    """
-
-    product: Product
-    stretch: Tensor | None
-    times: Tensor | None
+    product: Product  # the factors
+    stretch: Tensor | None  # factor of the prepared rows; None for 1
+    times: Tensor | None  # factor of the value; None for 1
 
     def rows(self, rows: Tensor, cols: Tensor) -> tuple[Tensor, Tensor]:
         """Convert prepared rows and columns of the original product to those of this one."""

@@ -1,7 +1,5 @@
 """Scores of some pairs: each from its own two rows, or all from a matrix product if they are many."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,13 +12,9 @@ from nearfar.similarity import Similarity, root
 
 __all__ = ["ListedScores", "fits_rows"]
 
-DEAR = 16
-"""Cost of scoring a pair by itself, relative to a pair in a matrix product (measured: 16 to 26)."""
-CHUNK = 2**16
-"""Entries of the rows [t, d] that are gathered at a time: larger temporary memory is returned to the system each time.
-"""
-CHUNK_ON_GPU = 2**24
-"""The same on a GPU, where shorter chunks would wait for kernel launches."""
+DEAR = 16  # cost of scoring a pair by itself, relative to a pair in a matrix product (measured: 16 to 26)
+CHUNK = 2**16  # entries of rows [t, d] gathered at a time: the system takes larger temporary memory back each time
+CHUNK_ON_GPU = 2**24  # the same on a GPU, where shorter chunks would wait for kernel launches
 
 
 def fits_rows(pairs: int, all_pairs: int, small: int) -> bool:
@@ -33,22 +27,15 @@ def fits_rows(pairs: int, all_pairs: int, small: int) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class ListedScores:
-    """A lazy matrix of scores [n, m]: `scores[rows, cols]` computes only these entries.
+    """A lazy matrix of scores [n, m]: `scores[rows, cols]` computes only these entries."""
 
-    Args:
-        similarity: computes the scores.
-        rows: [n, d] prepared queries.
-        cols: [m, d] prepared references.
-        by_rows: compute each entry from its own two rows, else take it from the matrix product.
-    """
-
-    similarity: Similarity
-    rows: Tensor
-    cols: Tensor
-    by_rows: bool = True
+    similarity: Similarity  # computes the scores
+    rows: Tensor  # [n, d] prepared queries
+    cols: Tensor  # [m, d] prepared references
+    by_rows: bool = True  # compute each entry from its own two rows, else take it from the matrix product
 
     @classmethod
-    def of(cls, similarity: Similarity, x: Tensor, y: Tensor | None, *, by_rows: bool) -> ListedScores:
+    def of(cls, similarity: Similarity, x: Tensor, y: Tensor | None, *, by_rows: bool) -> "ListedScores":
         """The scores of raw rows x [n, d] and references y [m, d]."""
         if not by_rows or (similarity.shifts and similarity.form is None):
             return cls(similarity, *similarity.prepared(x, y), by_rows)

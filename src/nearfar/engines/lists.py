@@ -8,8 +8,6 @@ triplet.
 A tuple that lists a large part of all pairs would be larger than the matrix, and goes to the dense engine.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -27,8 +25,7 @@ from nearfar.relations.relation import Relation
 
 __all__ = ["listed_value", "takes_lists", "valid_rows"]
 
-MOST = 3
-"""If more than one in `MOST` of all pairs is listed, the list is no smaller than the matrix, which is used then."""
+MOST = 3  # if more than one in `MOST` of all pairs is listed, the matrix is used, because it is no larger
 SMALL = 2**16
 """Smaller matrices take so little time that only lists scored by rows pay, which must be half as long as otherwise."""
 SMALL_FOR_TRIPLETS = 2**22
@@ -40,12 +37,8 @@ GPU_PAIRS = 2**24
 def takes_lists(product: Product, indices: tuple[Tensor, ...], relation: Relation, *, asked: bool) -> bool:
     """Whether a call with an index tuple is evaluated as lists; else it is dense.
 
-    Args:
-        product: the factors of the loss. Each must allow pairs in any order without the absent ones, and rows of
-            few pairs.
-        indices: the tuple.
-        relation: of the rows and columns.
-        asked: the user requested an engine without an n x m matrix.
+    Each factor must allow pairs in any order without the absent ones, and rows of few pairs. With `asked` the user
+    requested an engine without an n x m matrix.
     """
     pairs = relation.shape[0] * relation.shape[1]
     if torch.compiler.is_compiling() or product.draws:
@@ -74,14 +67,9 @@ def listed_value(
 ) -> Tensor:
     """The loss of the pairs or triplets that a tuple lists.
 
-    Args:
-        product: the factors of the loss.
-        x: [n, d] raw rows.
-        y: [m, d] raw references; None for the rows themselves.
-        relation: determines which rows have pairs before mining.
-        indices: the tuple.
-        once: count a pair once even if it is listed several times.
-        apart: name of a loss that refuses pairs listed both as positive and as negative, or None.
+    Rows x and references y are raw; the relation determines which rows have pairs before mining. With `once` a pair
+    counts once even if it is listed several times; `apart` is the name of a loss that refuses pairs listed both as
+    positive and as negative, or None.
     """
     direct = len(indices) == 3 and product.groups.takes_triplets
     pairs, small = relation.shape[0] * relation.shape[1], SMALL_FOR_TRIPLETS if direct else SMALL
@@ -119,13 +107,9 @@ def valid_rows(relation: Relation) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True, eq=False)
 class ListedPairs(ScoredPairs):
-    """Listed pairs as a matrix [n, w]; each row has columns of its own.
+    """Listed pairs as a matrix [n, w]; each row has columns of its own."""
 
-    Args:
-        columns: [n, w] the reference of each pair; 0 in empty places.
-    """
-
-    columns: Tensor = field(kw_only=True)
+    columns: Tensor = field(kw_only=True)  # [n, w] the reference of each pair; 0 in empty places
 
     def scores_from(self, place: Tensor) -> Tensor:
         """Scores [n, p, w] of the references `place` [n, p] of each anchor with all references listed for it."""

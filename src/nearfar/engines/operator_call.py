@@ -1,7 +1,5 @@
 """`OperatorCall`: runs the operators on `Rows` with the parameters of the pair losses; and values of folded groups."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,15 +23,11 @@ __all__ = ["SCORES", "OperatorCall", "bounds", "fold_of", "group_value", "kind_o
 
 SCORES = (-1.01, 1.01), (-4.1, 0.1), (-2.1, 0.1)
 """Ranges of the scores of unit rows, by similarity, with room for half-precision rounding."""
-HELD = 2**20
-"""Maximum number of losses that strips hold for a top-K set: 24 MB with their positions."""
+HELD = 2**20  # maximum number of losses that strips hold for a top-K set: 24 MB with their positions
 
 
 class OperatorCall(Rows):
-    """The operators applied to the rows and columns of one call.
-
-    Args: see `finish`.
-    """
+    """The operators applied to the rows and columns of one call; arguments as in `finish`."""
 
     def __init__(self, *given: Any, dual: Callable[[Tensor], Tensor] | None = None) -> None:
         super().__init__(*given)
@@ -115,26 +109,12 @@ class OperatorCall(Rows):
         return Spec.of(form, **{"side": SIDES.index(side), "similarity": self.similarity, **given, **more}), form
 
     def fold(
-        self,
-        side: str,
-        of: UncertaintySet,
-        fold: Fold,
-        *,
-        turned: bool = False,
-        sign: int = 0,
-        **more: Any,
+        self, side: str, of: UncertaintySet, fold: Fold, *, turned: bool = False, sign: int = 0, **more: Any
     ) -> list[Tensor]:
-        """Fold one side of each row, or of each column.
+        """Fold the side "negative", "positive" or "all" of each row, or, if `turned`, of each column, over a set.
 
-        Args:
-            side: "negative", "positive" or "all".
-            of: the uncertainty set.
-            fold: its fold.
-            turned: fold columns instead of rows.
-            sign: use the pair loss of this sign instead of the side's own.
-            more: further fields of the `Spec`.
-
-        Returns: t, Σ w, number of members, level, norm and Σ p·l; see `operators.fold`.
+        With `sign`, by the pair loss of this sign instead of the side's own; `more` are further fields of the `Spec`.
+        Returns t, Σ w, number of members, level, norm and Σ p·l; see `operators.fold`.
         """
         sign = sign or (+1 if side == "positive" else -1)
         pair = self.product.positive if sign > 0 else self.product.negative
@@ -230,9 +210,7 @@ class OperatorCall(Rows):
     def top(self, fold: Fold, members: Tensor) -> tuple[Tensor, Tensor]:
         """Losses [1, c] of the hardest negative pairs (all that can carry weight), and which are not padding.
 
-        Args:
-            fold: limits how many members of the group can carry weight.
-            members: measure of the group.
+        The fold limits how many members of the group, whose measure is `members`, can carry weight.
         """
         if torch.compiler.is_compiling() or self.given & 4:
             raise RefusalError  # reads values; K counts weights

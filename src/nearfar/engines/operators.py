@@ -8,8 +8,6 @@
 `torch.compile` sees each as one node. All take the same arguments, see `Operator`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -36,13 +34,8 @@ def work_of(spec: Spec, *given: Any) -> Any:
 class Operator:
     """An operator with a method of its name in `Strips` and `Kernels`.
 
-    For strips it is called without torch.library, whose overhead is about 100 us a call.
-
-    Args:
-        name: its name.
-        outputs: number of tensors that it returns.
-        fake: computes empty outputs from the inputs, for torch.compile.
-        pull: computes the gradients of rows, columns, offset and score; None if there are none.
+    For strips it is called without torch.library, whose overhead is about 100 us a call. `fake` computes empty outputs
+    for torch.compile, and `pull` the gradients of rows, columns, offset and score; None if there are none.
     """
 
     def __init__(
@@ -83,13 +76,11 @@ class Operator:
         self.plain = Function.apply
 
     def __call__(self, spec: Spec, *given: Any) -> Any:
-        """Apply the operator.
+        """Apply the operator to rows [n, d] and cols [m, d], None if the columns are the rows.
 
-        Args:
-            spec: the numeric arguments.
-            given: rows [n, d]; cols [m, d], or None if the columns are the rows; the learned number `offset` of the
-                pair loss, or None; `score` [n, P] of the positive pairs, to fold triplets, or None; `floor` [n], above
-                which a miner keeps scores, or None; and a list, `vectors`, of the layout and then of the operator.
+        Then come, each or None, the learned number `offset` of the pair loss, `score` [n, P] of the positive pairs, to
+        fold triplets, and `floor` [n], above which a miner keeps scores; and the list `vectors` of the layout and then
+        of the operator.
         """
         plain = spec.strips and not torch.compiler.is_compiling()
         return self.plain(*given, spec, None) if plain else self.registered(*given, *spec.lists())

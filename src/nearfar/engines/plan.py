@@ -8,8 +8,6 @@ A loss that can be folded runs on the operators (operators.py), others in strips
 (generic.py), or dense if strips do not support them. Parts describe what they support; no code here tests their type.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,8 +21,7 @@ from nearfar.sets.base import Fold
 
 __all__ = ["Plan", "make_plan", "plain_parts", "window_of"]
 
-MOST = 2**20
-"""Largest K of the hardest pairs for the kernels."""
+MOST = 2**20  # largest K of the hardest pairs for the kernels
 SCOPES = ("batch", "sign", "balanced", "anchor", "anchor_sign", "triplets", "positive")
 
 
@@ -171,7 +168,7 @@ def _name(part: object) -> str:
     return type(part).__name__
 
 
-FOLDS = {
+FOLDS = {  # by kind of fold: the number t, and the weights
     "exp": ("γ·log mean exp(l/γ), γ = {gamma:g}", "exp((l - t)/γ)"),
     "sum": ("mean of l", "1 / number of pairs"),
     "max": ("max of l", "1 at the largest"),
@@ -179,7 +176,6 @@ FOLDS = {
     "moments": ("mean of l + root of its variance", "rises linearly with l"),
     "power": ("mean of l, weighted by (1 + l/{base:g})^{raised:g}", "(1 + l/{base:g})^{raised:g}"),
 }
-"""By kind of fold: the number t, and the weights."""
 
 
 def _describe(product: Product) -> list[str]:

@@ -35,25 +35,19 @@ from nearfar.sets.base import UncertaintySet
 
 __all__ = ["DEVICES", "PAIRS", "Replays", "call_key", "replayed", "settings", "watched", "widest"]
 
-WAIT = 3
-"""Number of calls with the same shapes before one is recorded."""
+WAIT = 3  # number of calls with the same shapes before one is recorded
 NUMBERS = count()
-NEVER = -math.inf
-"""Replaces the number of calls after a failed recording."""
+NEVER = -math.inf  # replaces the number of calls after a failed recording
 CREDIT, COST, PAUSE = 32, 8, 128
 """A recording earns 1 for each call, up to `CREDIT`, and pays `COST` for one that must be computed as usual, because a
 number that was read from a tensor differs. If it cannot pay, it is dropped, and not made again for `PAUSE` calls."""
-MOST = 8
-"""Maximum number of recordings of a loss; the least recently used is dropped first."""
+MOST = 8  # maximum number of recordings of a loss; the least recently used is dropped first
 PAIRS = 2**22
 """Largest n·m of a recorded call: the dense engine's matrices stay in the recording's memory."""
-TRIPLETS = 2**24
-"""The same for n·m·m in losses over triplets."""
-FUSED = 2**31
-"""Largest number of pairs of a recorded fused call; beyond it kernels take longer than their launch."""
+TRIPLETS = 2**24  # the same for n·m·m in losses over triplets
+FUSED = 2**31  # largest number of pairs of a recorded fused call; beyond it kernels take longer than their launch
 DEVICES = frozenset({"cpu", "cuda"} if RECENT else ())
-TRACED = frozenset({"cpu"})
-"""Devices on which operators are listed; the others capture a graph."""
+TRACED = frozenset({"cpu"})  # devices on which operators are listed; the others capture a graph
 TENSORS = frozenset({Tensor, nn.Parameter})
 
 Given = tuple[Tensor | None, ...]
@@ -62,12 +56,9 @@ Run = Callable[[Any, Given], Any]
 
 
 def replayed(loss: Any, core: Any, call: Any) -> Tensor | None:
-    """The value of a call by a recording; None if the call must be computed as usual.
+    """The value of a call by a recording; None if the call must be computed as usual, by the `_value` of the loss.
 
-    Args:
-        loss: the loss that was called; its `_value` computes the value.
-        core: the product in it; its engine and groups decide whether a recording is worth its memory.
-        call: the arguments.
+    The engine and groups of the product in it, `core`, decide whether a recording is worth its memory.
     """
     given = (call.embeddings, call.labels, call.ref_emb, call.ref_labels, call.ids, call.ref_ids)
     product = core.product
@@ -188,11 +179,8 @@ class Replays:
     def value(self, key: Hashable, run: Run, loss: nn.Module, given: Given) -> Any:
         """The result of `run(loss, given)` by a recording; None if there is none for it, or another thread uses it.
 
-        Args:
-            key: equal for calls that differ only in the values of `given` and of the loss's parameters.
-            run: computes the value, a 0-dim tensor; without gradients, it may be a tuple of tensors.
-            loss: the loss.
-            given: the tensors of a call, the embeddings first.
+        The key is equal for calls that differ only in the values of `given`, the embeddings first, and of the loss's
+        parameters. The result is a 0-dim tensor; without gradients, it may be a tuple of tensors.
         """
         if not self._lock.acquire(blocking=False):
             return None

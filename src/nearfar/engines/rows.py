@@ -4,8 +4,6 @@ With several processes, each folds its own rows; `Rows.gather` concatenates per-
 batch.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -21,8 +19,7 @@ from nearfar.relations.layout import NOWHERE, Layout, Narrow
 
 __all__ = ["Found", "Gather", "RefusalError", "Rows"]
 
-GATHERED = 2**26, 2**22
-"""Maximum entries n·P of gathered positive pairs, for kernels and for strips."""
+GATHERED = 2**26, 2**22  # maximum entries n·P of gathered positive pairs, for kernels and for strips
 
 
 class RefusalError(Exception):
@@ -34,10 +31,7 @@ Found = tuple[Tensor, Tensor, Tensor]
 
 
 class Rows:
-    """Rows and columns in the order of the operators, the factors of the loss, and the layout's vectors.
-
-    Args: see `finish`.
-    """
+    """Rows and columns in the order of the operators, the factors of the loss, the layout's vectors; see `finish`."""
 
     def __init__(
         self,

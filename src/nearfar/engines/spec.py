@@ -1,7 +1,5 @@
 """`Spec`: the numeric arguments of one operator call, as two lists that torch.library accepts."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -32,71 +30,42 @@ FLOATS = 15
 
 @dataclass(frozen=True)
 class Spec:
-    """The numeric arguments of one operator call; the first `FLOATS` fields are floats, the others select code.
+    """The numeric arguments of one operator call; the first `FLOATS` fields are floats, the others select code."""
 
-    Args:
-        a: see `PairForm`, like all up to `by_offset`.
-        gamma: temperature of an exponential fold.
-        low: lower bound of the scores of triplets that count, with `band`.
-        high: their upper bound; mined pairs lie between their row's floor and it.
-        level: subtracted from losses in exponentials `AROUND` it; losses above it count in `MOMENTS`.
-        about: subtracted from losses in moments.
-        first: weights in moments are first + second·(l - about).
-        second: see `first`.
-        base: exponentials are e^{h - level} of heights h = raised·log(1 + l/base) instead, if it is not 0.
-        raised: see `base`.
-        similarity: index in `SIMILARITIES`.
-        shape: index in `SHAPES`.
-        side: index in `SIDES`: which pairs are folded.
-        itself: see `Layout`.
-        half: pairs are symmetric, and those above the diagonal stand for both orders (2: for one order only).
-        drop: members without loss count as absent.
-        sums: what is summed: `LOSSES`, `AROUND`, `BELOW_TOP` or `MOMENTS`.
-        flat: also compute Σ w(e^z - 1), for means of exponentials near 1.
-        held: also compute Σ w·z·e^z, for values with weights held constant.
-        band: select triplets by their score.
-        dtype: index in `LOW` for Triton (cuda.py); -1 for PyTorch (strips.py).
-        given: which vectors of the pairs are present, see `Layout.given` and `Sorted.given`.
-        tile: rows per strip; 0 for a height that suits the device.
-        full: tiles span whole rows, because a row's largest losses are needed first.
-        keep: a gradient will be needed: keep unscaled weights for it if they are few.
-        whole: all rows are one group, so that the gradient up to a factor can be computed during the fold.
-    """
-
-    a: float
+    a: float  # see `PairForm`, like all up to `by_offset`
     b: float
     scale: float = 1.0
     power: float = 1.0
     center: float = 0.0
     by_offset: float = 0.0
-    gamma: float = 1.0
-    low: float = 0.0
-    high: float = math.inf
-    level: float = 0.0
-    about: float = 0.0
-    first: float = 0.0
-    second: float = 0.0
-    base: float = 0.0
-    raised: float = 1.0
-    similarity: int = 0
-    shape: int = 0
-    side: int = 0
-    itself: int = 0
-    half: int = 0
-    drop: int = 0
-    sums: int = LOSSES
-    flat: int = 0
-    held: int = 0
-    band: int = 0
-    dtype: int = -1
-    given: int = 0
-    tile: int = 0
-    full: int = 0
-    keep: int = 0
-    whole: int = 0
+    gamma: float = 1.0  # temperature of an exponential fold
+    low: float = 0.0  # lower bound of the scores of triplets that count, with `band`
+    high: float = math.inf  # their upper bound; mined pairs lie between their row's floor and it
+    level: float = 0.0  # subtracted from losses in exponentials `AROUND` it; losses above it count in `MOMENTS`
+    about: float = 0.0  # subtracted from losses in moments
+    first: float = 0.0  # weights in moments are first + second·(l - about)
+    second: float = 0.0  # see `first`
+    base: float = 0.0  # exponentials are e^{h - level} of heights h = raised·log(1 + l/base) instead, if it is not 0
+    raised: float = 1.0  # see `base`
+    similarity: int = 0  # index in `SIMILARITIES`
+    shape: int = 0  # index in `SHAPES`
+    side: int = 0  # index in `SIDES`: which pairs are folded
+    itself: int = 0  # see `Layout`
+    half: int = 0  # pairs are symmetric, and those above the diagonal stand for both orders (2: for one order only)
+    drop: int = 0  # members without loss count as absent
+    sums: int = LOSSES  # what is summed: `LOSSES`, `AROUND`, `BELOW_TOP` or `MOMENTS`
+    flat: int = 0  # also compute Σ w(e^z - 1), for means of exponentials near 1
+    held: int = 0  # also compute Σ w·z·e^z, for values with weights held constant
+    band: int = 0  # select triplets by their score
+    dtype: int = -1  # index in `LOW` for Triton (cuda.py); -1 for PyTorch (strips.py)
+    given: int = 0  # which vectors of the pairs are present, see `Layout.given` and `Sorted.given`
+    tile: int = 0  # rows per strip; 0 for a height that suits the device
+    full: int = 0  # tiles span whole rows, because a row's largest losses are needed first
+    keep: int = 0  # a gradient will be needed: keep unscaled weights for it if they are few
+    whole: int = 0  # all rows are one group, so that the gradient up to a factor can be computed during the fold
 
     @staticmethod
-    def of(form: PairForm, **more: Any) -> Spec:
+    def of(form: PairForm, **more: Any) -> "Spec":
         """A `Spec` with the parameters of a pair loss, and `more` fields."""
         numbers: dict[str, Any] = {
             name: float(getattr(form, name)) for name in ("a", "b", "scale", "power", "center", "by_offset")
@@ -117,7 +86,7 @@ class Spec:
         return self.dtype < 0
 
     @staticmethod
-    def read(numbers: Sequence[float], codes: Sequence[int]) -> Spec:
+    def read(numbers: Sequence[float], codes: Sequence[int]) -> "Spec":
         """The inverse of `lists`."""
         values: list[Any] = [*numbers, *codes]
         return Spec(*values)

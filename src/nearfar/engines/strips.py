@@ -4,8 +4,6 @@ The gradient recomputes all scores, which is cheaper than writing them to memory
 tile, masks are numbers 0 and 1 in the type of the rows: comparisons that give booleans take six times as long.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 
@@ -14,21 +12,16 @@ from torch import Tensor
 
 from nearfar._utils.tensors import over
 from nearfar.engines.spec import AROUND, BELOW_TOP, LINE, LOSSES, MOMENTS, fold_outputs
-from nearfar.engines.tiles import FAR, Tile, TileGradients, Tiles, descend_
+from nearfar.engines.tiles import Tile, TileGradients, Tiles, descend_
 from nearfar.sets.entropic import LOWEST
 
 __all__ = ["Strips"]
 
-KEPT = 2**22
-"""Maximum number of pairs whose scores or weights are kept between sweeps: 16 MB of float32; more would not pay."""
-BLOCK = 16
-"""Entries of a block; to find the largest entries, block maxima are compared first."""
-SAMPLED = 8
-"""One in so many losses of a tile is compared to estimate a level that the largest losses reach."""
-TOTAL, SECOND, HELD, SIZE, SEEN, LEVEL = range(6)
-"""Rows of the sums of a fold."""
-Parts = list[tuple[int, Tensor | None]]
-"""Rows of the sums, and what is added to them."""
+KEPT = 2**22  # pairs at most whose scores or weights are kept between sweeps: 16 MB of float32; more would not pay
+BLOCK = 16  # entries of a block; to find the largest entries, block maxima are compared first
+SAMPLED = 8  # one in so many losses of a tile is compared to estimate a level that the largest losses reach
+TOTAL, SECOND, HELD, SIZE, SEEN, LEVEL = range(6)  # rows of the sums of a fold
+Parts = list[tuple[int, Tensor | None]]  # rows of the sums, and what is added to them
 Masks = tuple[Tensor | None, Tensor | None]
 """Pairs of a tile that a miner keeps, for its rows and for its columns (if it stands for the transposed pairs)."""
 
@@ -290,9 +283,7 @@ class Strips(Tiles):
     def draw(self, chance: Callable[[Tensor], Tensor], spots: Tensor) -> tuple[Tensor, Tensor]:
         """Draw columns [n, K] from each row's members, with replacement; also returns which rows [n] have members.
 
-        Args:
-            chance: computes log-odds [t, u] from scores; it may overwrite them.
-            spots: [n, K] uniform random numbers, float64.
+        `chance` computes log-odds from scores, and may overwrite them; `spots` [n, K] are uniform random numbers.
         """
         places, there = [], []
         for tile in self.tiles():
@@ -320,7 +311,7 @@ class Strips(Tiles):
             s, g, here = self.scores(tile), self.buffer("sum", tile).zero_(), tile.rows
             near = s.gather(1, place[here])
             # hides all but negatives: no loss but that of a line differs from 0 there
-            self.members_(s, tile, math.copysign(FAR, -spec.a))
+            self.members_(s, tile, math.copysign(torch.finfo(s.dtype).max ** 0.5, -spec.a))
             for p in range(place.shape[1]):
                 there = real[here, p].double()
                 l, slope, factor, alive = self._of_positive(s, near[:, p, None], tile)

@@ -6,8 +6,6 @@ fits in the processor's cache: a pass over it costs a tenth of the product. The 
 is cheaper than writing them to memory and reading them back.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -22,20 +20,14 @@ from nearfar.relations.layout import list_own
 
 __all__ = ["FAR", "Tile", "TileGradients", "Tiles", "descend_"]
 
-TALL, WIDE = 256, 512
-"""Rows and columns of a tile: 512 KB of float32, so that its buffers share the processor's cache."""
-FULL = 2**18
-"""Entries of a tile that spans whole rows, used if a row's largest loss is needed first."""
-ON_GPU = 16
-"""Factor by which tiles are taller and wider on a GPU, where launching kernels would dominate otherwise."""
+TALL, WIDE = 256, 512  # rows and columns of a tile: 512 KB of float32; its buffers share the processor's cache
+FULL = 2**18  # entries of a tile that spans whole rows, used if a row's largest loss is needed first
+ON_GPU = 16  # factor by which tiles are taller and wider on a GPU, where launching kernels would dominate otherwise
 FAR = 1e30
 """A score beyond that of any pair."""
-GATHER = 2**16
-"""Number of entries of gathered rows that are held at a time; larger temporary memory costs as much as the work."""
-FEW = 2
-"""Pairs of a row up to which their columns are gathered."""
-BAND = 64
-"""Rows of a band, whose pairs are taken from the product with their range of columns if that is narrow."""
+GATHER = 2**16  # entries of gathered rows that are held at a time; larger temporary memory costs as much as the work
+FEW = 2  # pairs of a row up to which their columns are gathered
+BAND = 64  # rows of a band, whose pairs are taken from the product with their range of columns if that is narrow
 
 
 @dataclass(frozen=True)

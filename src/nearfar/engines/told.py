@@ -1,7 +1,5 @@
 """What a recording depends on besides the tensors of a call: all plain attributes of the loss and its parts."""
 
-from __future__ import annotations
-
 from abc import ABC
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -40,23 +38,14 @@ def settings(loss: Any, parts: Sequence[Part | None], device: torch.device) -> t
 
 @dataclass(frozen=True, eq=False)
 class Seen:
-    """The plain attributes of a loss and of its parts, and what they were read from, so that a change is noticed.
+    """The plain attributes of a loss and of its parts, and what they were read from, so that a change is noticed."""
 
-    Args:
-        parts: the parts.
-        read: the dictionaries of attributes, parameters, submodules and hooks.
-        values: the objects in them.
-        learned: the parameters.
-        held: the parameters and buffers.
-        told: the plain attributes; None if the loss cannot be recorded.
-    """
-
-    parts: tuple[Part | None, ...]
-    read: list[dict[str, Any]]
-    values: list[Any]
-    learned: list[nn.Parameter]
-    held: list[Tensor]
-    told: tuple[Any, ...] | None
+    parts: tuple[Part | None, ...]  # the parts
+    read: list[dict[str, Any]]  # the dictionaries of attributes, parameters, submodules and hooks
+    values: list[Any]  # the objects in them
+    learned: list[nn.Parameter]  # the parameters
+    held: list[Tensor]  # the parameters and buffers
+    told: tuple[Any, ...] | None  # the plain attributes; None if the loss cannot be recorded
 
     def holds(self, parts: Sequence[Part | None]) -> bool:
         """Whether the parts, and all objects in the dictionaries, are still the same ones."""

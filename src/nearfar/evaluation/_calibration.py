@@ -1,7 +1,5 @@
 """`Calibration`: a threshold on the score of two samples, one whose false accept rate is guaranteed, and their cost."""
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -137,7 +135,7 @@ class Calibration:
         return {name: plain(value) for name, value in asdict(self).items()}
 
     @classmethod
-    def from_dict(cls, record: Any) -> Calibration:
+    def from_dict(cls, record: Any) -> "Calibration":
         """Read what `to_dict` wrote."""
         try:
             values = dict(record)
@@ -162,7 +160,7 @@ class Calibration:
         return Path(path)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Calibration:
+    def load(cls, path: str | os.PathLike[str]) -> "Calibration":
         """Read a file that `save` wrote."""
         try:
             return cls.from_dict(json.loads(read_text("Calibration", Path(path))))

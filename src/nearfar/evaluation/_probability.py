@@ -8,20 +8,15 @@ from typing import Literal
 import numpy as np
 
 Kind = Literal["isotonic", "logistic"]
-KNOTS = 256
-"""Maximum number of knots."""
+KNOTS = 256  # maximum number of knots
 
 
 def choose(places: np.ndarray, positive: np.ndarray, negative: np.ndarray) -> tuple[Kind, np.ndarray]:
     """The better kind, and its knots [k, 2] (score, log-odds) from all pairs.
 
     Each kind is fitted to the pairs of one half of the classes and judged by its log loss on the other half; logistic
-    if a half has no positive or no negative pairs.
-
-    Args:
-        places: [bins] the scores in the middle of bins.
-        positive: [3, bins] counts of positive pairs across the halves, in the first, and in the second half.
-        negative: [3, bins] the same of negative pairs.
+    if a half has no positive or no negative pairs. `places` are the scores in the middle of bins, `positive` and
+    `negative` counts [3, bins] of pairs across the halves, in the first, and in the second half.
     """
     best: Kind = "logistic"
     if positive[1:].sum(axis=1).all() and negative[1:].sum(axis=1).all():

@@ -14,40 +14,27 @@ from torch import Tensor
 from nearfar._utils.progress import Watch
 from nearfar.evaluation._ranking_keys import Metric, keys, scores, spaces
 
-BINS = 2**14
-"""Bins of a histogram, evenly wide from the lowest to the highest score that is possible."""
-TILE = 2**22
-"""Scores computed at a time."""
-HELD = 2**24
-"""Maximum number of negative pairs that are held, with 2 GB at the peak."""
+BINS = 2**14  # bins of a histogram, evenly wide from the lowest to the highest score that is possible
+TILE = 2**22  # scores computed at a time
+HELD = 2**24  # maximum number of negative pairs that are held, with 2 GB at the peak
+# first rows of the histograms: pairs across the two halves of classes, in the first, and in the second half
 NEGATIVE, POSITIVE = 0, 3
-"""First rows of the histograms: pairs across the two halves of classes, in the first, and in the second half."""
 
 
 @dataclass(frozen=True, eq=False)
 class Trials:
-    """Scored pairs; in searches, the best wrong and the best right answer of each query.
+    """Scored pairs; in searches, the best wrong and the best right answer of each query."""
 
-    Attributes:
-        top: [k] the largest scores of negative pairs, descending.
-        classes: [k, 2] the classes of each, 0..m-1.
-        negatives: number of negative pairs.
-        touched: [m] negative pairs with each class; their sum is twice `negatives`. Empty if classes are not known.
-        bins: [6, BINS] counts of scores, rows as of `NEGATIVE` and `POSITIVE`.
-        low: lower end of the first bin.
-        high: upper end of the last bin.
-        mutual: whether alike classes are wrong answers of each other, as in searches.
-        accepted: maps t thresholds to the accepted positive pairs [m, t] of each class and to all of them [m].
-    """
-
-    top: np.ndarray
-    classes: np.ndarray
+    top: np.ndarray  # [k] the largest scores of negative pairs, descending
+    classes: np.ndarray  # [k, 2] the classes of each, 0..m-1
     negatives: int
+    # [m] negative pairs with each class; their sum is twice `negatives`. Empty if classes are not known
     touched: np.ndarray
-    bins: np.ndarray
-    low: float
-    high: float
-    mutual: bool
+    bins: np.ndarray  # [6, BINS] counts of scores, rows as of `NEGATIVE` and `POSITIVE`
+    low: float  # lower end of the first bin
+    high: float  # upper end of the last bin
+    mutual: bool  # whether alike classes are wrong answers of each other, as in searches
+    # maps t thresholds to the accepted positive pairs [m, t] of each class and to all of them [m]
     accepted: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
 
     def histogram(self, kind: int) -> np.ndarray:
@@ -198,13 +185,8 @@ def searched(
 ) -> Trials:
     """The trials of queries, given the scores of the best wrong and right answer, -inf if there is none.
 
-    Args:
-        wrong: score of the best wrong answer of each query.
-        right: the same of the best right one.
-        label: class of each query, 0..c-1.
-        other: class of the best wrong answer.
-        n: [c] queries of each class.
-        m: [c] rows of the gallery of each class.
+    `label` is the class of each query, `other` that of its best wrong answer; n [c] queries and m [c] rows of the
+    gallery of each class.
     """
     room = m.sum() - m  # rows of the gallery that are wrong for a query of each class
     chance = np.divide(n, room, out=np.zeros_like(room), where=room > 0)

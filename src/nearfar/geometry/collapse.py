@@ -3,8 +3,6 @@
 Each is computed on a sample of rows, so its cost does not grow with the number of vectors.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, fields
 from typing import Any
@@ -21,10 +19,8 @@ from nearfar.similarity import unit
 
 __all__ = ["Collapse", "Pull", "active_triplets", "collapse", "effective_rank", "pull", "sample"]
 
-PAIRWISE = 512
-"""Rows used for measures of pairs and triplets."""
-SHRUNK = 256
-"""Rows used for s*, which is computed to three digits."""
+PAIRWISE = 512  # rows used for measures of pairs and triplets
+SHRUNK = 256  # rows used for s*, which is computed to three digits
 
 
 @dataclass(frozen=True)
@@ -63,7 +59,7 @@ class Collapse:
     nc2_norms: float
     active: float
 
-    def against(self, start: Collapse) -> dict[str, float]:
+    def against(self, start: "Collapse") -> dict[str, float]:
         """The rms ratios of Xu et al. 2022: the total spread and that within classes, relative to the start."""
         inside, before = self.within * self.total, start.within * start.total
         return {"total": _ratio(self.total, start.total), "within": _ratio(inside, before)}

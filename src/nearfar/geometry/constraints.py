@@ -9,8 +9,6 @@ of D serves them all. On the sphere rows are g/|g| and distances are angles; hau
 the angle.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -52,21 +50,13 @@ def splits(y: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """Constraints c(z) ≥ 0 and their Jacobian, z = (g, r, t).
+    """Constraints c(z) ≥ 0 and their Jacobian, z = (g, r, t)."""
 
-    Args:
-        kind: "iso" or "haus".
-        f: [N, n], the rows to approximate, of diameter about 1 (unit rows on the sphere).
-        y: [N] their classes, or [N, N] their relevance.
-        margin: α, in the same units.
-        space: defines the distances.
-    """
-
-    kind: Kind
-    f: Any
-    y: Any
-    margin: float = 0.0
-    space: Space = field(default_factory=Flat)
+    kind: Kind  # "iso" or "haus"
+    f: Any  # [N, n], the rows to approximate, of diameter about 1 (unit rows on the sphere)
+    y: Any  # [N] their classes, or [N, N] their relevance
+    margin: float = 0.0  # α, in the same units
+    space: Space = field(default_factory=Flat)  # defines the distances
     parts: dict[str, Any] = field(init=False, repr=False, default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -1,7 +1,5 @@
 """Exact d_iso and d_haus on a line, by a mixed-integer program with a binary variable for the order of each pair."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

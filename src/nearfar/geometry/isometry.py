@@ -5,8 +5,6 @@ separated map, the lower bound is that of a separated metric (H/2 or more; half 
 an exact search. Classes or a ladder define which maps are separated; distances are Euclidean, or angles of unit rows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -27,12 +25,9 @@ from nearfar.geometry.spaces import Flat, Metric, Space, distances, space_of
 
 __all__ = ["Separation", "hausdorff_distance", "isometric_error"]
 
-SOLVED = 30
-"""The program is solved by default for at most this many rows."""
-SHRUNK = 5000
-"""s* is computed for at most this many rows; above, each class is sent to a point."""
-SHARE = {"iso": 1.0, "haus": 0.5}
-"""The proved lower bound of each distance, as a share of that of d_iso."""
+SOLVED = 30  # the program is solved by default for at most this many rows
+SHRUNK = 5000  # s* is computed for at most this many rows; above, each class is sent to a point
+SHARE = {"iso": 1.0, "haus": 0.5}  # the proved lower bound of each distance, as a share of that of d_iso
 
 
 @dataclass(frozen=True, eq=False)

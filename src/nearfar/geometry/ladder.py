@@ -5,8 +5,6 @@
 Class labels are a ladder of two rungs, positive and negative. Xu et al. 2022 mentions Ladder Loss as an extension.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -18,8 +16,7 @@ from nearfar.geometry.spaces import Space
 
 __all__ = ["check_relevance", "hardest_step", "ladder", "nested_groups", "order_rows", "steps"]
 
-CELLS = 2**20
-"""Pairs computed at a time."""
+CELLS = 2**20  # pairs computed at a time
 
 
 def ladder(*labels: Tensor) -> Tensor:

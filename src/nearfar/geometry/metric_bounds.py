@@ -8,8 +8,6 @@ is a linear program, at most the isometric error of every separated map, and for
 Euclidean space, with more dimensions. Statements and proofs: docs/papers/beyond/theorem.md.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -26,10 +24,8 @@ from nearfar.losses.spread import LEAST, spread
 
 __all__ = ["isometric_bound", "least_spread", "lift", "separated_metric"]
 
-ROWS = 60
-"""The linear program is solved for at most this many rows."""
-TOLERANCE = 1e-9
-"""By how much the solution may violate a triangle inequality, as a share of the largest distance."""
+ROWS = 60  # the linear program is solved for at most this many rows
+TOLERANCE = 1e-9  # by how much the solution may violate a triangle inequality, as a share of the largest distance
 
 
 @torch.no_grad()

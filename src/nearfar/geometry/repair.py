@@ -7,8 +7,6 @@ With nested labels the finer groups shrink faster, by (1 - s)², (1 - s)³, ...;
 length.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -44,12 +42,7 @@ class Repair:
 
 @torch.no_grad()
 def repair(
-    embeddings: Tensor,
-    labels: Tensor,
-    *,
-    margin: float = 0.0,
-    metric: Metric = "euclidean",
-    halvings: int = HALVINGS,
+    embeddings: Tensor, labels: Tensor, *, margin: float = 0.0, metric: Metric = "euclidean", halvings: int = HALVINGS
 ) -> Repair:
     """Shrink every class toward its mean by the smallest amount that separates all triplets (bisection on s).
 

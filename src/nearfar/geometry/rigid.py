@@ -1,7 +1,5 @@
 """Distances between two maps of the same samples, with and without the best rigid motion between them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

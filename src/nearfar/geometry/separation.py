@@ -6,8 +6,6 @@ f is triplet-separated (f ∈ F_TS) where H = 0. Distances are Euclidean and not
 of unit rows (metric="angle"). In place of classes, graded relevance may define which row must be nearer (ladder.py).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,14 +20,10 @@ from nearfar.geometry.spaces import Metric, Space, space_of
 
 __all__ = ["HardTriplet", "check_inputs", "hardest_triplet", "hardness", "is_triplet_separated", "strips"]
 
-CELLS = 2**21
-"""Pairs computed at a time: 16 MB of doubles."""
-TILE = (512, 1024)
-"""Rows and columns of a tile: 2 MB, which stay in the cache."""
-DIRECT = 1024
-"""The largest number of rows for which every distance is computed from differences."""
-AGAIN = 64
-"""Anchors computed exactly at a time, in the order of their upper bounds."""
+CELLS = 2**21  # pairs computed at a time: 16 MB of doubles
+TILE = (512, 1024)  # rows and columns of a tile: 2 MB, which stay in the cache
+DIRECT = 1024  # the largest number of rows for which every distance is computed from differences
+AGAIN = 64  # anchors computed exactly at a time, in the order of their upper bounds
 
 
 @dataclass(frozen=True)
@@ -98,12 +92,7 @@ def hardest_triplet(
 
 
 def is_triplet_separated(
-    embeddings: Tensor,
-    labels: Tensor,
-    *,
-    margin: float = 0.0,
-    metric: Metric = "euclidean",
-    tolerance: float = 1e-9,
+    embeddings: Tensor, labels: Tensor, *, margin: float = 0.0, metric: Metric = "euclidean", tolerance: float = 1e-9
 ) -> bool:
     """Whether H ≤ tolerance · radius (the farthest row from the mean): every positive nearer than every negative.
 

@@ -4,8 +4,6 @@ The proofs of Xu et al. 2022 about separation use only the triangle inequality, 
 a chord is 2 sin(angle/2): chords order pairs like angles, and in reverse like cosines.
 """
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 import numpy as np
@@ -19,8 +17,7 @@ from nearfar.similarity import unit
 __all__ = ["SPACES", "Flat", "Metric", "Space", "Sphere", "center", "distances", "space_of"]
 
 Metric = Literal["euclidean", "angle"]
-ROUND = 1e-18
-"""Added under the root of a distance, so that coincident rows have a gradient."""
+ROUND = 1e-18  # added under the root of a distance, so that coincident rows have a gradient
 
 
 def center(owner: str, name: str, embeddings: Tensor) -> Tensor:

@@ -1,7 +1,5 @@
 """The thickness θ of a set (Xu et al. 2022, definition 3), and the constants of theorem 2, which divides by it."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -17,12 +15,9 @@ from nearfar.geometry.spaces import center, distances
 
 __all__ = ["Constants", "Thickness", "constants", "thickness"]
 
-HULL_WIDTH = 5
-"""The hull of differences is computed up to this dimension; the number of its facets grows too fast above."""
-HULL_POINTS = 4096
-"""The hull of differences is computed for up to this many differences."""
-PROGRAM_ROWS = 2000
-"""The sequence of linear programs is run for up to this many rows."""
+HULL_WIDTH = 5  # the hull of differences is computed up to this dimension; above, it has too many facets
+HULL_POINTS = 4096  # the hull of differences is computed for up to this many differences
+PROGRAM_ROWS = 2000  # the sequence of linear programs is run for up to this many rows
 
 
 @dataclass(frozen=True)

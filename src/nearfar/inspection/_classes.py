@@ -1,23 +1,16 @@
 """Classes that look like two, and pairs of classes that look like one; both are tested, with a false-discovery rate."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
 from nearfar.evaluation import Neighbors, k_means, neighbors
 from nearfar.similarity import unit
 
-SMALLEST = 12
-"""Rows of a class that is tested for two parts."""
-ROWS = 1000
-"""Rows of a class that are read at most."""
-DRAWS = 2000
-"""Draws from the null distribution of a class size."""
-PARTNERS = 3
-"""Classes with which each class is compared."""
-MIXED = 0.5
-"""Two classes look like one if their rows mix by more than this share of what chance gives."""
+SMALLEST = 12  # rows of a class that is tested for two parts
+ROWS = 1000  # rows of a class that are read at most
+DRAWS = 2000  # draws from the null distribution of a class size
+PARTNERS = 3  # classes with which each class is compared
+MIXED = 0.5  # two classes look like one if their rows mix by more than this share of what chance gives
 
 
 def classes_like_two(

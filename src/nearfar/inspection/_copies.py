@@ -5,8 +5,6 @@ pictures the likeness of a pair is the largest correlation of its pixels, over t
 parts of one picture against the whole other. The score says how unlikely such a likeness is where the two rows lie.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 
@@ -19,19 +17,15 @@ from nearfar.inspection._samples import SIDE, pixels
 from nearfar.similarity import unit
 
 KINDS = ("whole", "mirrored", "cropped", "cropped and mirrored")
-FEW = 3
-"""Neighbors of each row that are candidates."""
-MOST = 16.0
-"""The largest score, that of equal rows."""
-TILE = 2**11
-"""Candidate pairs that are compared at a time."""
-WINDOWS = tuple(
+FEW = 3  # neighbors of each row that are candidates
+MOST = 16.0  # the largest score, that of equal rows
+TILE = 2**11  # candidate pairs that are compared at a time
+WINDOWS = tuple(  # parts of a picture: side, top and left in pixels of its gray form
     (side, top, left)
     for side in range(SIDE - 2, SIDE * 5 // 8 - 1, -2)
     for top in range(0, SIDE - side + 1, 2)
     for left in range(0, SIDE - side + 1, 2)
 )
-"""Parts of a picture: side, top and left in pixels of its gray form."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,13 +38,7 @@ class Copies:
 
 
 def find_copies(x: Tensor, near: Neighbors, gray: Tensor | None) -> Copies:
-    """Score candidate pairs, each once.
-
-    Args:
-        x: [n, d] unit vectors.
-        near: the nearest other rows of each row.
-        gray: uint8 [n, SIDE, SIDE], the pictures; None to compare the vectors alone.
-    """
+    """Score candidate pairs of unit vectors x and their `near` rows, each once; without pictures by vectors alone."""
     lists = [near.places[:, :FEW]]
     if gray is not None:
         small = pixels(gray)

@@ -1,7 +1,5 @@
 """`inspect`: look through a data set for copies, wrong labels, odd classes and strangers."""
 
-from __future__ import annotations
-
 import csv
 import io
 import os
@@ -28,10 +26,8 @@ Action = Literal["keep", "ignore", "relabel"]
 CUTS = {"wrong label": 0.5, "copy": 7.0, "copy of a vector": 4.0, "class like two": 1.3, "stranger": 2.0}
 """The score from which each kind is listed; benchmarks/RESULTS-decisions.md gives the precision at several."""
 COLUMNS = ("name", "side", "action", "label", "kind", "score", "given", "note", "evidence")
-SHOWN = 4
-"""Examples of a class."""
-ACCUSERS = 5
-"""Neighbors named with a finding."""
+SHOWN = 4  # examples of a class
+ACCUSERS = 5  # neighbors named with a finding
 
 
 @dataclass(frozen=True)

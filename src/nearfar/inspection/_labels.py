@@ -11,8 +11,6 @@ it is drawn from the other classes evenly. The likelihood of the given labels is
     score_i = P(label is wrong) = ε (1 - p_i(y)) / (C - 1)  /  [(1 - ε) p_i(y) + ε (1 - p_i(y)) / (C - 1)].
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
@@ -21,36 +19,21 @@ from torch import Tensor
 from nearfar.evaluation import Neighbors
 from nearfar.similarity import unit
 
-ENTRIES = 2**21
-"""Entries of a tile [rows, classes], and of the sample to which the mixture is fitted."""
-STEPS = 60
-"""Steps of L-BFGS at most."""
+ENTRIES = 2**21  # entries of a tile [rows, classes], and of the sample to which the mixture is fitted
+STEPS = 60  # steps of L-BFGS at most
 
 
 @dataclass(frozen=True, eq=False)
 class Doubts:
-    """What the mixture says about each label.
+    """What the mixture says about each label."""
 
-    Attributes:
-        score: [n] the probability that the label is wrong; 0 for rows alone in their class.
-        label: [n] the most probable other class.
-        noise: ε, the share of wrong labels.
-    """
-
-    score: Tensor
-    label: Tensor
-    noise: float
+    score: Tensor  # [n] the probability that the label is wrong; 0 for rows alone in their class
+    label: Tensor  # [n] the most probable other class
+    noise: float  # ε, the share of wrong labels
 
 
 def doubt_labels(z: Tensor, y: Tensor, near: Neighbors, *, seed: int = 0) -> Doubts:
-    """Fit the mixture, and score each label.
-
-    Args:
-        z: [n, d] centered unit vectors.
-        y: [n] labels 0..C-1, each of which occurs.
-        near: the k nearest other rows of each row.
-        seed: seed of the sample to which the mixture is fitted.
-    """
+    """Fit the mixture to a sample, and score each label y of 0..C-1, each of which occurs; z are centered unit rows."""
     counts = torch.bincount(y)
     classes = len(counts)
     found = Doubts(torch.zeros(len(y)), y.clone(), 0.0)

@@ -1,7 +1,5 @@
 """The page of an inspection: one HTML file with the findings of each kind and their pictures."""
 
-from __future__ import annotations
-
 import os
 from html import escape
 from importlib.resources import files
@@ -13,9 +11,8 @@ from nearfar.inspection._inspect import Finding, Inspection
 from nearfar.report._pictures import Pictures, Thumbnails
 from nearfar.report._sections import banner, section
 
-ROOM = 12_000_000
-"""Characters of the pictures at most."""
-LEADS = {
+ROOM = 12_000_000  # characters of the pictures at most
+LEADS = {  # title and first sentence of each kind, in the order of the page
     "wrong label": (
         "Wrong labels",
         "The score is the probability that the label is wrong. Beside each sample: the neighbors that accuse it.",
@@ -28,7 +25,6 @@ LEADS = {
     "stranger": ("Strangers", "Far from every other sample, here with the nearest ones."),
     "unreadable": ("Unreadable", "These pictures could not be read."),
 }
-"""Title and first sentence of each kind, in the order of the page."""
 STYLE = """
 .counts { display: flex; flex-wrap: wrap; gap: .5rem 2rem; margin-top: 1rem; }
 .counts div { display: flex; gap: .5rem; align-items: baseline; } .counts dt { color: var(--soft); }

@@ -1,7 +1,5 @@
 """Read what is inspected: vectors with their labels, names and sides, and a small gray form of each picture."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,32 +22,21 @@ from nearfar.evaluation.vectors_folder import is_folder_of_vectors
 from nearfar.report._pictures import as_picture
 from nearfar.similarity import unit
 
-SIDE = 32
-"""Pixels a side of the gray form of a picture."""
+SIDE = 32  # pixels a side of the gray form of a picture
 
 
 @dataclass(frozen=True, eq=False)
 class Material:
-    """What is inspected.
+    """What is inspected."""
 
-    Attributes:
-        x: [n, d] vectors.
-        y: int64 [n], numbers of `classes`; None without labels.
-        classes: the name of each class.
-        names: one per row.
-        sides: one per row: train, test, gallery, or "".
-        gray: uint8 [n, SIDE, SIDE], the pictures; None without pictures.
-        picture: row -> picture, for the page; None without pictures.
-        unreadable: (name, side, class) of the pictures that could not be read and have no row.
-    """
-
-    x: Tensor
-    y: Tensor | None
-    classes: tuple[str, ...]
-    names: Sequence[str]
-    sides: Sequence[str]
-    gray: Tensor | None = None
-    picture: Callable[[int], Any] | None = None
+    x: Tensor  # [n, d] vectors
+    y: Tensor | None  # int64 [n], numbers of `classes`; None without labels
+    classes: tuple[str, ...]  # the name of each class
+    names: Sequence[str]  # one per row
+    sides: Sequence[str]  # one per row: train, test, gallery, or ""
+    gray: Tensor | None = None  # uint8 [n, SIDE, SIDE], the pictures; None without pictures
+    picture: Callable[[int], Any] | None = None  # row -> picture, for the page; None without pictures
+    # (name, side, class) of the pictures that could not be read and have no row
     unreadable: tuple[tuple[str, str, str], ...] = ()
 
 

@@ -7,8 +7,6 @@ With C = Σ wᵢ vᵢvᵢ', one CCP step linearizes h at A_k and solves the conv
 so m ≥ f with equality at A_k, and any A₊ with m(A₊) ≤ m(A_k) has f(A₊) ≤ f(A_k) - Σ wᵢ|(A₊ - A_k)vᵢ|².
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 
@@ -48,16 +46,9 @@ def duality_gap(objective: Objective, A: Tensor, anchor: Tensor, *, mu: float | 
         max Σ wᵢ(αqᵢ + μH₂(qᵢ)) - tr(A_k C P(q)⁻¹ C A_k') + h(A_k)
 
     At that q the Lagrangian is a quadratic in A with curvature 2P that has the value m(A) and its gradient G, so the
-    gap is ¼<G, G P⁻¹>: a sum of squares, which avoids the cancellation of subtracting two large values.
-
-    Args:
-        objective: f.
-        A: [d, m].
-        anchor: A_k, [d, m].
-        mu: for the hinge, the temperature whose q is tried as the dual point; Σ wᵢ([sᵢ]₊ - qᵢsᵢ) is added.
-
-    Returns:
-        The gap; infinity if G is outside the range of P, because q has underflowed.
+    gap is ¼<G, G P⁻¹>: a sum of squares, which avoids the cancellation of subtracting two large values. It is infinite
+    if G is outside the range of P, because q has underflowed. For the hinge, `mu` is the temperature whose q is tried
+    as the dual point, and Σ wᵢ([sᵢ]₊ - qᵢsᵢ) is added. `anchor` is A_k.
     """
     soft = objective if mu is None else objective.at(mu=mu)
     _, G = majorizer(soft, A, anchor)
@@ -91,9 +82,8 @@ def _minimize(objective: Objective, anchor: Tensor, start: Tensor, gap: float, i
 
     values, vectors = torch.linalg.eigh(curvature(objective, start))
     live = values > len(values) * torch.finfo(values.dtype).eps * values[-1]
-    basis: Tensor = (
-        vectors[:, live] / values[live].sqrt()
-    )  # A = start + Z basis': directions outside the range of P stay fixed
+    # A = start + Z basis': directions outside the range of P stay fixed
+    basis: Tensor = vectors[:, live] / values[live].sqrt()
     count = 0
 
     def place(x: object) -> Tensor:

@@ -3,8 +3,6 @@
 f(A) = F(A'A) with F(M) = tr(Q M) + Σ wᵢ μ·softplus((<M, Bᵢ> + α)/μ), a convex function of M.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 

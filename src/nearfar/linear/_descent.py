@@ -5,8 +5,6 @@ The gradient is L(R)-Lipschitz on the ball |A|_F ≤ R (`Objective.smoothness`),
 safe step is known exactly.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -26,25 +24,15 @@ REACH = 10.0  # a trial moves A by at most this many times max(|A|, 1), because 
 
 @dataclass(frozen=True)
 class Iterate:
-    """One iterate, and the step that led to it.
+    """One iterate, and the step that led to it."""
 
-    Attributes:
-        value: f(A); in a stochastic run f of the batch.
-        norm: |A|_F, which grows without bound if inf f is not attained.
-        gradient: |∇f(A)|_F; with a ball, |A₊ - A|/η of the projected step.
-        step: η of the step that led here; 0 at the start, NaN for CCP.
-        certified: the guaranteed decrease of this step; NaN in a stochastic run, where nothing is guaranteed.
-        gap: the duality gap of the CCP subproblem that led here, relative to its value; NaN elsewhere.
-        inner: the number of L-BFGS iterations of that subproblem.
-    """
-
-    value: float
-    norm: float
-    gradient: float
-    step: float = 0.0
-    certified: float = 0.0
-    gap: float = math.nan
-    inner: int = 0
+    value: float  # f(A); in a stochastic run f of the batch
+    norm: float  # |A|_F, which grows without bound if inf f is not attained
+    gradient: float  # |∇f(A)|_F; with a ball, |A₊ - A|/η of the projected step
+    step: float = 0.0  # η of the step that led here; 0 at the start, NaN for CCP
+    certified: float = 0.0  # the guaranteed decrease of this step; NaN in a stochastic run, where nothing is guaranteed
+    gap: float = math.nan  # the duality gap of the CCP subproblem that led here, relative to its value; NaN elsewhere
+    inner: int = 0  # the number of L-BFGS iterations of that subproblem
 
 
 @dataclass(frozen=True)
@@ -140,12 +128,8 @@ def single_triplet_step(objective: TripletObjective, A: Tensor, *, factor: float
     """Take the step A ← A - factor·A B/l₊ for one triplet; return its exact decrease -μ·log(q·e^{b/μ} + 1-q) too.
 
     This is the gradient step with η = factor/(2q·l₊), written without q, because the paper's η̂ = 1/(2qλmax) overflows
-    as q vanishes. Every factor in (0, 2] descends. If l₊ ≤ 0 every step does, and |l₋| is used instead.
-
-    Args:
-        objective: of one triplet, without ridge.
-        A: [d, m].
-        factor: 1 for the paper's step, 2 for the longest that is guaranteed to descend.
+    as q vanishes. Every factor in (0, 2] descends; the paper's is 1. If l₊ ≤ 0 every step does, and |l₋| is used
+    instead. The objective has no ridge.
     """
     if len(objective.v) != 1 or objective.ridge:
         raise ValueError(
@@ -180,13 +164,8 @@ def exact_step(objective: Objective, A: Tensor, gradient: Tensor, *, start: floa
     """The first local minimizer η ≥ start of f(A - η∇f), by doubling and bisection on the slope along the ray.
 
     For one triplet it is s₂/(2q·s₃), s₂ = |A B|², s₃ = <A B, A B B>, if s₃ > 0, which is at least 1/(2qλmax) (the paper
-    prints "at most"). If the ray descends forever (s₃ ≤ 0), A moves by 10·max(|A|, 1).
-
-    Args:
-        objective: any.
-        A: [d, m].
-        gradient: ∇f(A), [d, m].
-        start: a step that lowers f, such as the safe one.
+    prints "at most"). If the ray descends forever (s₃ ≤ 0), A moves by 10·max(|A|, 1). `start` must lower f, as
+    the safe step does.
     """
     ray = objective.ray(A, -gradient)
     limit = max(start, REACH * max(size(A), 1.0) / max(size(gradient), 1e-300))
@@ -295,9 +274,9 @@ def _base(objective: Objective, A: Tensor, gradient: Tensor, radius: float | Non
     """The step with a guaranteed decrease: the safe step; 1/L(R) on a ball; 1/(2 Σ wb) for the hinge between kinks."""
     if not objective.mu:
         return _inverse(max(objective.bounds()[:2]))
-    return (
-        _inverse(objective.smoothness(radius)) if radius is not None else safe_step(objective, A, gradient, local=local)
-    )
+    if radius is not None:
+        return _inverse(objective.smoothness(radius))
+    return safe_step(objective, A, gradient, local=local)
 
 
 def _move(

@@ -10,8 +10,6 @@ not decrease. In a certified round triplets, weights and μ are fixed, and each 
 decrease.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field, replace
 
@@ -28,10 +26,8 @@ from nearfar.linear._objective import TripletObjective
 from nearfar.pairs import smooth_hinge
 from nearfar.sets import UncertaintySet
 
-RATE = 0.05
-"""The first step moves each entry of A by this share of their root mean square."""
-ANNEAL = (1.0, 0.3)
-"""The temperatures at the start and the end of an annealed run, in margins (or 1 for a margin of 0)."""
+RATE = 0.05  # the first step moves each entry of A by this share of their root mean square
+ANNEAL = (1.0, 0.3)  # the temperatures at the start and the end of an annealed run, in margins (or 1 for a margin of 0)
 COPY_BELOW = 0.8  # rows are copied if a batch uses less than this share of them; else all are mapped
 
 
@@ -46,7 +42,7 @@ class Adam:
     count: int = 0
 
     @classmethod
-    def start(cls, A: Tensor) -> Adam:
+    def start(cls, A: Tensor) -> "Adam":
         """Start without moments; the learning rate is `RATE` times the root mean square of A."""
         return cls(A, torch.zeros_like(A), torch.zeros_like(A), RATE * float(A.square().mean().sqrt()))
 
@@ -71,7 +67,7 @@ class Batch:
     measure: Tensor
 
     @classmethod
-    def of(cls, x: Tensor, chosen: Triplets) -> Batch:
+    def of(cls, x: Tensor, chosen: Triplets) -> "Batch":
         """Copy the rows that are used, unless they are most of x."""
         b, k = chosen.targets.shape
         places = torch.cat([chosen.anchors, chosen.targets.flatten(), chosen.impostors.flatten()])
@@ -119,29 +115,17 @@ def anneal(mu: float | None, margin: float, share: float) -> float:
 
 @dataclass(frozen=True)
 class Plan:
-    """The options of a stochastic run.
+    """The options of a stochastic run."""
 
-    Attributes:
-        margin: α.
-        mu: μ, or None to anneal it.
-        kind: kind of triplets, see `choose`.
-        targets: targets per anchor.
-        impostors: impostors per anchor.
-        over: the set of triplet weights, or None for uniform ones.
-        batch: anchors drawn per round.
-        refresh: steps per choice of triplets.
-        tolerance: a loss of at most this ends the run.
-    """
-
-    margin: float
-    mu: float | None
-    kind: str
-    targets: int
-    impostors: int
-    over: UncertaintySet | None
-    batch: int
-    refresh: int
-    tolerance: float
+    margin: float  # α
+    mu: float | None  # μ, or None to anneal it
+    kind: str  # kind of triplets, see `choose`
+    targets: int  # targets per anchor
+    impostors: int  # impostors per anchor
+    over: UncertaintySet | None  # the set of triplet weights, or None for uniform ones
+    batch: int  # anchors drawn per round
+    refresh: int  # steps per choice of triplets
+    tolerance: float  # a loss of at most this ends the run
 
     def choose(self, x: Tensor, A: Tensor, classes: Classes, generator: torch.Generator) -> Triplets:
         """Choose the triplets of a random batch of anchors, in the space of A."""
@@ -165,27 +149,16 @@ PER_ANCHOR = 4  # triplets per anchor of a certified round: few triplets of many
 
 @dataclass(frozen=True)
 class Step:
-    """One step of a fit, and its certificate.
+    """One step of a fit, and its certificate."""
 
-    Attributes:
-        stage: "sgd", "gd", "ccp" or "convex".
-        round: the number of its choice of triplets; within a round of gd or ccp, `value` never rises.
-        value: the loss after the step; for "sgd" the loss of the batch before it.
-        mu: the temperature of the round.
-        norm: |A|_F in units where every feature has variance 1.
-        certified: whether the decrease is guaranteed.
-        decrease: the guaranteed decrease of the loss of its round; NaN if nothing is certified.
-        gap: relative duality gap of a ccp subproblem or of the convex solution; NaN elsewhere.
-    """
-
-    stage: str
-    round: int
-    value: float
-    mu: float
-    norm: float
-    certified: bool
-    decrease: float = math.nan
-    gap: float = math.nan
+    stage: str  # "sgd", "gd", "ccp" or "convex"
+    round: int  # the number of its choice of triplets; within a round of gd or ccp, `value` never rises
+    value: float  # the loss after the step; for "sgd" the loss of the batch before it
+    mu: float  # the temperature of the round
+    norm: float  # |A|_F in units where every feature has variance 1
+    certified: bool  # whether the decrease is guaranteed
+    decrease: float = math.nan  # the guaranteed decrease of the loss of its round; NaN if nothing is certified
+    gap: float = math.nan  # relative duality gap of a ccp subproblem or of the convex solution; NaN elsewhere
 
 
 @dataclass(frozen=True, eq=False)
@@ -196,7 +169,7 @@ class Problem:
     classes: Classes
 
     @classmethod
-    def of(cls, X: NDArray[np.float64], labels: NDArray[np.int64], scale: NDArray[np.float64]) -> Problem:
+    def of(cls, X: NDArray[np.float64], labels: NDArray[np.int64], scale: NDArray[np.float64]) -> "Problem":
         """Build from rows X [n, m], classes 0, 1, ... [n] and the standard deviations [m]."""
         classes = sort_classes(torch.tensor(labels))
         return cls(torch.tensor((X - X.mean(axis=0)) / scale)[classes.order], classes)
@@ -204,22 +177,13 @@ class Problem:
 
 @dataclass(eq=False)
 class Run:
-    """The state of a fit: its problem, its options, and the steps so far.
-
-    Attributes:
-        problem: the rows.
-        plan: the margin, the temperature, and how to choose triplets.
-        most: the largest number of triplets of a certified round.
-        seed: seed of the draws.
-        verbose: whether to print a line per round.
-        history: the steps so far.
-    """
+    """The state of a fit: its problem, its options, and the steps so far."""
 
     problem: Problem
-    plan: Plan
-    most: int
-    seed: int
-    verbose: int = 0
+    plan: Plan  # the margin, the temperature, and how to choose triplets
+    most: int  # the largest number of triplets of a certified round
+    seed: int  # of the draws
+    verbose: int = 0  # whether to print a line per round
     history: list[Step] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -281,9 +245,8 @@ class Run:
             return objective
         s = objective.products(A)[2]
         weights = triplet_weights(s, torch.ones_like(s), mu, self.plan.over)
-        return (
-            objective.reweighted(weights) if float(weights.sum()) > 0 else objective
-        )  # without loss there is no worst case
+        # without loss there is no worst case
+        return objective.reweighted(weights) if float(weights.sum()) > 0 else objective
 
     def _run_round(self, stage: str, objective: TripletObjective, A: Tensor, steps: int) -> Tensor:
         """Run and record a certified round."""

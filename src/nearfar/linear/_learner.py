@@ -14,8 +14,6 @@ A = 0 is stationary for every triplet loss, so no row of A is initialized to 0. 
 variance that carry no information about the classes, because the loss does not couple them with others.
 """
 
-from __future__ import annotations
-
 from typing import Any, Self
 
 import numpy as np
@@ -39,10 +37,8 @@ FILL = 0.3  # length of the rows that fill up "lda", relative to its own: LDA fo
 SOLVERS = ("auto", "gd", "ccp", "sgd", "convex")
 STEPS = {"auto": 600, "sgd": 600, "gd": 200, "ccp": 10, "convex": 300}
 REFRESH = {"auto": 10, "sgd": 10, "gd": 20, "ccp": 2, "convex": 100}
-POLISH = 20
-"""Certified steps at the end of solver="auto"."""
-PARTIAL = 0.2
-"""The share of the learning rate in `partial_fit`, which cannot follow a schedule because its end is unknown."""
+POLISH = 20  # certified steps at the end of solver="auto"
+PARTIAL = 0.2  # share of the learning rate in `partial_fit`, which cannot follow a schedule: its end is unknown
 
 
 class TripletLearner(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]

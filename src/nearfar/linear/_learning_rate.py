@@ -9,8 +9,6 @@ step of f is
   length and for other losses. It still scales correctly with the inputs and the weights.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass

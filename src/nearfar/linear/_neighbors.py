@@ -6,8 +6,6 @@ Distances are |z_i - z_j|² in the space of the current map. Rows are sorted by 
 anchor are contiguous and no mask is needed. One tile of distances is held at a time, so memory grows with n, not n².
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
@@ -16,23 +14,16 @@ from torch import Tensor
 from nearfar._utils.checks import check_choice
 
 KINDS = ("neighbors", "hard", "all", "dro")
-TILE = 2**22
-"""Entries of one tile of distances: 16 MB in float32."""
+TILE = 2**22  # entries of one tile of distances: 16 MB in float32
 
 
 @dataclass(frozen=True, eq=False)
 class Classes:
-    """Rows sorted by class: class c is the sorted rows starts[c] .. starts[c+1] - 1.
+    """Rows sorted by class: class c is the sorted rows starts[c] .. starts[c+1] - 1."""
 
-    Attributes:
-        order: [n] the original position of each sorted row.
-        labels: [n] the class of each sorted row, 0, 1, ...
-        starts: [c + 1] where each class begins.
-    """
-
-    order: Tensor
-    labels: Tensor
-    starts: Tensor
+    order: Tensor  # [n] the original position of each sorted row
+    labels: Tensor  # [n] the class of each sorted row, 0, 1, ..
+    starts: Tensor  # [c + 1] where each class begins
 
     @property
     def sizes(self) -> Tensor:
@@ -57,19 +48,12 @@ def sort_classes(labels: Tensor) -> Classes:
 
 @dataclass(frozen=True, eq=False)
 class Triplets:
-    """Triplets as a product: each anchor with each of its targets and each of its impostors.
+    """Triplets as a product: each anchor with each of its targets and each of its impostors."""
 
-    Attributes:
-        anchors: [b] rows.
-        targets: [b, k] rows of the anchor's class.
-        impostors: [b, l] rows of other classes.
-        measure: [b, k, l] 1 where a triplet exists, 0 where a class is too small.
-    """
-
-    anchors: Tensor
-    targets: Tensor
-    impostors: Tensor
-    measure: Tensor
+    anchors: Tensor  # [b] rows
+    targets: Tensor  # [b, k] rows of the anchor's class
+    impostors: Tensor  # [b, l] rows of other classes
+    measure: Tensor  # [b, k, l] 1 where a triplet exists, 0 where a class is too small
 
     def to_list(self) -> tuple[Tensor, Tensor, Tensor]:
         """The triplets as a list: anchor [n], target [n], impostor [n]."""
@@ -88,22 +72,14 @@ def choose(
     generator: torch.Generator | None = None,
     tile: int = TILE,
 ) -> Triplets:
-    """Choose the triplets of the anchors `rows` in the space z.
+    """Choose the triplets of the anchors `rows` [b], increasing, each with a positive, in the space z [n, d], sorted.
 
     kind           targets                       impostors
     "neighbors"   the k nearest positive rows      the l nearest negative rows (the same for "dro")
     "hard"         the farthest positive row        the nearest negative row
     "all"          k drawn evenly                l drawn evenly, so that triplets count the same on average
 
-    Args:
-        z: [n, d] in sorted order.
-        classes: the result of `sort_classes`; there must be at least two classes.
-        rows: [b] increasing, each with a positive (`Classes.anchors`).
-        kind: one of `KINDS`.
-        targets: k.
-        impostors: l.
-        generator: random generator for "all".
-        tile: entries of a tile of distances.
+    There must be at least two classes; k is `targets`, l is `impostors`.
     """
     check_choice("choose", "kind", kind, KINDS)
     if kind == "all":

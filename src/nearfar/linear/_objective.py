@@ -6,8 +6,6 @@ The triplet loss has Q = 0; the contrastive loss has Q = Σ aᵢ uᵢuᵢ' and u
 qᵢ = sigmoid(sᵢ/μ); Bᵢ is never formed, since A uᵢ and A vᵢ suffice. A bias would cancel in all differences.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 from dataclasses import dataclass

@@ -96,7 +96,8 @@ class ClassSoftmax(Proxies, ABC):
         few = self.engine == "auto" and 0 < len(call.embeddings) * self.classes <= FEW and self.classes > 1
         if not few or not isinstance(labels, Tensor) or call.indices is not None or call.ranks is not None:
             return super()._value(call)
-        if not readable(labels) or not plain_parts(product, any_similarity=True) or not self._of_all():
+        long = product.similarity.shifts and not product.similarity.normalize  # their distances may be far apart
+        if long or not readable(labels) or not plain_parts(product, any_similarity=True) or not self._of_all():
             return super()._value(call)
         inner = self._inner(call)
         raw, own, relation = widen(inner.embeddings, inner.ref_emb), labels.long(), cast(Relation, inner.labels)

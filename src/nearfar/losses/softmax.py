@@ -11,6 +11,7 @@ from nearfar._utils.tensors import hidden, readable, widen
 from nearfar.engines import plain_parts
 from nearfar.groups._groupings import Reduction
 from nearfar.links import Add, ShareLink, SoftplusLink
+from nearfar.losses.explanation import Explanation
 from nearfar.losses.factors import Factors, softmax_factors
 from nearfar.losses.recipe import Composed, Recipe
 from nearfar.losses.robust import Call
@@ -217,6 +218,10 @@ class NPair(Composed):
         extra = self._extra(call.embeddings)
         return value if extra is None else value + extra
 
+    def _explanation(self, call: Call) -> Explanation:
+        found = super()._explanation(call)
+        return found if self._cross_entropy(call) is None else replace(found, value=self._value(call).detach())
+
     def _cross_entropy(self, call: Call) -> Tensor | None:
         """The product of a small batch on a CPU as a cross-entropy, in half the steps; None for any other batch."""
         product, given = self.product, (call.indices, call.ref_emb, call.ref_labels, call.ids, call.ref_ids, call.ranks)
@@ -230,11 +235,11 @@ class NPair(Composed):
             or not plain_parts(product, any_similarity=True)
         ):
             return None
-        if not are_opposite(product.positive.form(+1), product.negative.form(-1)) or not len(labels):
+        if not are_opposite(product.positive.form(+1), product.negative.form(-1)) or not len(call.embeddings):
             return None
         call.relation()  # checks the labels
         chosen, target = first_two(labels)
-        if not bool(chosen.any()):
+        if int(chosen.sum()) < 2:  # no negative pair
             return None
         (x, _) = widen(call.embeddings, None)
         logits = product.negative(similarity.scores(*similarity.prepared(x)), -1)

@@ -204,9 +204,13 @@ def masks(labels: Tensor, ref_labels: Tensor | None) -> tuple[Tensor, Tensor]:
 
 
 def record(kept: Replays, key: Hashable, run: Run, module: Any, given: Given) -> Any:
-    """The result of `run(module, given)` by a recording; None if the call must be computed as usual."""
+    """The result of `run(module, given)` by a recording on a GPU; None if the call must be computed as usual."""
     (x,) = given[:1]
     device = x.device.type if x is not None else "cpu"
-    if device not in recordings.DEVICES or torch.is_autocast_enabled(device) or recordings.watched():
+    if (
+        device not in recordings.DEVICES - recordings.TRACED
+        or torch.is_autocast_enabled(device)
+        or recordings.watched()
+    ):
         return None
     return kept.value((key, *recordings.call_key(given)), run, module, given)

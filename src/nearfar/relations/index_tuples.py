@@ -3,8 +3,6 @@
 `indexed` converts one to base measures [n, m], `listed_pairs` to a short list of its distinct pairs.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
@@ -24,10 +22,7 @@ def as_pairs(indices: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor, Tenso
 def indexed(indices: tuple[Tensor, ...], shape: tuple[int, int], *, once: bool = False) -> tuple[Tensor, Tensor]:
     """Count how often an index tuple lists each positive and each negative pair, [n, m] and [n, m].
 
-    Args:
-        indices: (anchor, positive, negative), or (anchor, positive, anchor, negative).
-        shape: (n, m).
-        once: count a pair once even if it is listed several times; the measures are masks.
+    With `once` a pair counts once even if it is listed several times, and the measures are masks.
     """
     a1, p, a2, n = as_pairs(indices)
 
@@ -43,23 +38,14 @@ def indexed(indices: tuple[Tensor, ...], shape: tuple[int, int], *, once: bool =
 
 @dataclass(frozen=True, eq=False)
 class Listing:
-    """The u distinct pairs of an index tuple, sorted by anchor and column, with their positions in a matrix [n, width].
+    """The u distinct pairs of an index tuple, sorted by anchor and column, with positions in a matrix [n, width]."""
 
-    Args:
-        rows: [u] anchors.
-        cols: [u] columns.
-        positive: [u] how often each is listed as a positive pair: counts, or a mask if each counts once.
-        negative: [u] likewise as a negative pair.
-        place: [u] positions in the flattened matrix [n, width]: a row holds the pairs of its anchor, then nothing.
-        shape: (n, width), with width the largest number of pairs of an anchor, at least 1.
-    """
-
-    rows: Tensor
-    cols: Tensor
-    positive: Tensor
-    negative: Tensor
-    place: Tensor
-    shape: tuple[int, int]
+    rows: Tensor  # [u] anchors
+    cols: Tensor  # [u] columns
+    positive: Tensor  # [u] how often each is listed as a positive pair: counts, or a mask if each counts once
+    negative: Tensor  # [u] likewise as a negative pair
+    place: Tensor  # [u] positions in the flattened matrix [n, width]: a row holds the pairs of its anchor, then nothing
+    shape: tuple[int, int]  # (n, width), with width the largest number of pairs of an anchor, at least 1
 
     def padded(self, entries: Tensor) -> Tensor:
         """A matrix [n, width] of the pairs' entries [u]; 0 in empty places."""

@@ -18,12 +18,9 @@ from nearfar.relations.near import Listed, Weights, list_pairs, ranges
 __all__ = ["ID", "NEGATIVE", "NOWHERE", "POSITION", "POSITION_THEN_ID", "POSITIVE", "Layout", "Narrow", "Sorted",
            "flags_of", "list_own", "listed_layout"]  # fmt: skip
 
-NOWHERE, POSITION, ID, POSITION_THEN_ID = range(4)
-"""How a row and a column are recognized as the same sample."""
-POSITIVE, NEGATIVE = 1, 2
-"""Bits of a flag: the row, or column, may be part of a positive, or negative, pair."""
-Both = tuple[Tensor, Tensor]
-"""One tensor for rows and one for columns."""
+NOWHERE, POSITION, ID, POSITION_THEN_ID = range(4)  # how a row and a column are recognized as the same sample
+POSITIVE, NEGATIVE = 1, 2  # bits of a flag: the row, or column, may be part of a positive, or negative, pair
+Both = tuple[Tensor, Tensor]  # one tensor for rows and one for columns
 Pairs = tuple[Tensor, Tensor, Tensor, Tensor]
 """Start of each row's pairs [n + 1], their rows [k] and columns [k], and which are positive [k]."""
 
@@ -37,32 +34,21 @@ class Narrow(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """Vectors that describe the pairs of n rows and m columns.
+    """Vectors that describe the pairs of n rows and m columns."""
 
-    Args:
-        labels: of rows and columns: small integers after `code`, arbitrary ones before.
-        square: the columns are the rows.
-        orders: how often each unordered pair occurs, see `Relation`.
-        flags: bits (int8) of rows and columns (positive, negative pairs allowed), or None if all may be paired.
-        ids: the sample id of each row and column, or None.
-        weights: sample weights, whose product is the weight of a pair; None if each pair counts once.
-        itself: how a row and a column are recognized as the same sample.
-        symmetric: the pairs (j, i) and (i, j) are alike.
-        width: the largest number of positive columns of a row, if the caller knows it.
-        listed: the pairs that are not negative, as a list, if labels do not determine them (only for strips).
-        groups: [n] the group of an outer problem that each row belongs to, such as its sample; None if not needed.
-    """
-
-    labels: Both
-    square: bool
-    orders: int | Tensor = 1
+    labels: Both  # of rows and columns: small integers after `code`, arbitrary ones before
+    square: bool  # the columns are the rows
+    orders: int | Tensor = 1  # how often each unordered pair occurs, see `Relation`
+    # bits (int8) of rows and columns (positive, negative pairs allowed), or None if all may be paired
     flags: Both | None = None
-    ids: Both | None = None
-    weights: Both | None = None
-    itself: int = NOWHERE
-    symmetric: bool = False
-    width: int | None = None
+    ids: Both | None = None  # the sample id of each row and column, or None
+    weights: Both | None = None  # sample weights, whose product is the weight of a pair; None if each pair counts once
+    itself: int = NOWHERE  # how a row and a column are recognized as the same sample
+    symmetric: bool = False  # the pairs (j, i) and (i, j) are alike
+    width: int | None = None  # the largest number of positive columns of a row, if the caller knows it
+    # the pairs that are not negative, as a list, if labels do not determine them (only for strips)
     listed: Listed | None = None
+    # [n] the group of an outer problem that each row belongs to, such as its sample; None if not needed
     groups: Tensor | None = None
 
     def code(self) -> Layout:
@@ -97,12 +83,9 @@ class Layout:
         return self.count(NEGATIVE) > 0
 
     def count(self, bit: int, *, own: bool = False, weighed: bool = False) -> Tensor:
-        """Count each row's members of one sign, or with `weighed` sum their weights, [n] float64.
+        """Count each row's POSITIVE or NEGATIVE members, or with `weighed` sum their weights, [n] float64.
 
-        Args:
-            bit: POSITIVE or NEGATIVE.
-            own: the first columns are the rows, and a row is not its own positive.
-            weighed: sum the weights instead.
+        With `own` the first columns are the rows, and a row is not its own positive.
         """
         (row, col), able = self.labels, []
         for side, codes in enumerate(self.labels):
@@ -216,37 +199,26 @@ class Layout:
         return mine if rows is None else mine[rows], theirs if cols is None else theirs[cols]
 
 
-LISTED = 2**22
-"""Maximum number of pairs that are listed at once; longer lists are made strip by strip."""
-APART = -3
-"""The code of a column that is positive for no row."""
+LISTED = 2**22  # maximum number of pairs that are listed at once; longer lists are made strip by strip
+APART = -3  # the code of a column that is positive for no row
 
 
 @dataclass(frozen=True, eq=False)
 class Sorted:
-    """A layout sorted for engines that sweep strips: positive pairs lie close together, and most strips hold none.
+    """A layout sorted for engines that sweep strips: positive pairs lie close together, and most strips hold none."""
 
-    Args:
-        rows: [n] indices of the rows that form pairs, by label; None for all, in batch order.
-        cols: [m] likewise of the columns.
-        start: [n] start of each row's columns that are not negatives: a position among the columns, or in `listed`.
-        end: [n] their end.
-        listed: their columns [k], and which of them are positive [k]; None if they are runs of sorted columns.
-        samples: codes [n, c] and [m] that are equal for the same sample, which forms no pair; `APART`: matches no row.
-        weights: of rows [n] and columns [m], or None.
-        symmetric: the pairs (j, i) and (i, j) are alike.
-        size: m.
-    """
-
-    rows: Tensor | None
-    cols: Tensor | None
+    rows: Tensor | None  # [n] indices of the rows that form pairs, by label; None for all, in batch order
+    cols: Tensor | None  # [m] likewise of the columns
+    # [n] start of each row's columns that are not negatives: a position among the columns, or in `listed`
     start: Tensor
-    end: Tensor
+    end: Tensor  # [n] their end
+    # their columns [k], and which of them are positive [k]; None if they are runs of sorted columns
     listed: tuple[Tensor, Tensor] | None
+    # codes [n, c] and [m] that are equal for the same sample, which forms no pair; `APART`: matches no row
     samples: tuple[Tensor, Tensor] | None
-    weights: Both | None
-    symmetric: bool
-    size: int
+    weights: Both | None  # of rows [n] and columns [m], or None
+    symmetric: bool  # the pairs (j, i) and (i, j) are alike
+    size: int  # m
 
     def take(self, share: slice | Tensor) -> Sorted:
         """The layout of some of the rows, which may occur several times."""
@@ -324,11 +296,8 @@ def rank(row: Tensor, col: Tensor) -> tuple[Tensor, Tensor]:
 def flags_of(labels: Both, ignore: int | None, projection: Any, among: Both | None) -> Both | None:
     """Bits that say which pairs each row and column may be part of; None if all may be in all pairs.
 
-    Args:
-        labels: of rows and columns.
-        ignore: the label of samples that form no pairs.
-        projection: which rows and columns are representatives, see relations/representatives.py.
-        among: bits of rows and columns that a relation of one positive per class allows.
+    Samples with the label `ignore` form no pairs; `projection` is a `RepresentativeMask` or None; `among` are the bits
+    that a relation of one positive per class allows.
     """
     if ignore is None and projection is None and among is None:
         return None

@@ -4,8 +4,6 @@ Multi-hot labels, matrices and pair weights cannot be written as vectors (see `L
 negative, a short list of the others serves the same engines, and no mask of all pairs is needed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
@@ -18,25 +16,17 @@ __all__ = ["Listed", "Weights", "consistent", "entries", "list_pairs", "meetings
 Kind = TypeVar("Kind")
 Weights = tuple[Tensor, Tensor] | Tensor
 """Weights of rows [n] and columns [m], whose product is the weight of a pair, or weights of pairs [n, m]."""
-SHARE = 8
-"""A list holds at most one in `SHARE` of all pairs; longer lists are slower than masks."""
-FEW = 64
-"""A row may always list this many columns, or else two in `SHARE` of them."""
+SHARE = 8  # a list holds at most one in `SHARE` of all pairs; longer lists are slower than masks
+FEW = 64  # a row may always list this many columns, or else two in `SHARE` of them
 
 
 @dataclass(frozen=True, eq=False)
 class Listed:
-    """A list of the pairs of n rows and m columns that are not negative.
+    """A list of the pairs of n rows and m columns that are not negative."""
 
-    Args:
-        keys: [k] flat indices i·m + j, increasing.
-        positive: [k] which of these pairs are positive; the others are absent.
-        symmetric: whether the pairs (i, j) and (j, i) are alike, for all i and j.
-    """
-
-    keys: Tensor
-    positive: Tensor
-    symmetric: bool
+    keys: Tensor  # [k] flat indices i·m + j, increasing
+    positive: Tensor  # [k] which of these pairs are positive; the others are absent
+    symmetric: bool  # whether the pairs (i, j) and (j, i) are alike, for all i and j
 
 
 def consistent(ids: Tensor | None, ref_ids: Tensor | None, labels: tuple[Tensor, Tensor]) -> bool:
@@ -114,12 +104,8 @@ def list_pairs(
 ) -> Listed | None:
     """List the pairs that are not negative; None if there are too many in total or in a row.
 
-    Args:
-        shape: (n, m).
-        same: [a] flat indices of the pairs that share a label, in any order; a pair may occur several times.
-        own: [b] flat indices of the pairs of a sample with itself, likewise.
-        known: [n, m] which pairs count; None for all.
-        weights: see `Weights`; pairs of weight 0 do not count.
+    `same` and `own` are flat indices of the pairs that share a label and of those of a sample with itself, in any
+    order, also several times. Pairs that are not `known` [n, m], or have weight 0, do not count.
     """
     n, m = shape
     if same is None:  # checked before anything is computed for all pairs

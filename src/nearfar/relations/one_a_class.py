@@ -1,7 +1,5 @@
 """One positive pair per class, as in `NPair`: the first row of the class, and its first positive column."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch
@@ -15,13 +13,8 @@ def first_of_each(
 ) -> tuple[Tensor, Tensor]:
     """Select the first row of each class [n], and the first positive column of that row [m].
 
-    Selects all columns if no class has a positive pair.
-
-    Args:
-        mine: [n] labels of the rows.
-        theirs: [m] labels of the columns; None if they are the rows themselves.
-        ignore: a label whose columns are never positive.
-        itself: recognizes a row's own sample, given indices of rows and columns.
+    Selects all columns if no class has a positive pair. `mine` and `theirs` are labels, None if the columns are the
+    rows; columns labeled `ignore` are never positive; `itself` recognizes a row's own sample by indices.
     """
     n = len(mine)
     row, rank = mine.sort(stable=True)

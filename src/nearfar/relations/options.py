@@ -1,7 +1,5 @@
 """Options shared by all relations: sample ids, weights, representatives; and their validation."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 
@@ -26,7 +24,7 @@ class RelationOptions:
     projection: RepresentativeMask | None = None
     reference_starts_with_batch: bool = False
 
-    def gathered(self, rows: Join, cols: Join, square: bool) -> RelationOptions:
+    def gathered(self, rows: Join, cols: Join, square: bool) -> "RelationOptions":
         """The options for the rows and columns of all processes; drops `width`, which holds for one process only."""
         if self.weights is not None and self.weights.ndim == 2:
             raise ValueError(

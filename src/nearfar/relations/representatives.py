@@ -1,7 +1,5 @@
 """Class representatives: restricts the pairs to those that contain a representative (Can et al. 2019, section 4)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -20,19 +18,13 @@ Join = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True, eq=False)
 class RepresentativeMask:
-    """Restricts pairs to those of a representative and another sample, each counted once, in the row of its anchor.
+    """Restricts pairs to those of a representative and another sample, each counted once, in the row of its anchor."""
 
-    Args:
-        rows: [n] boolean, which rows are representatives.
-        cols: [m] boolean, which columns are representatives.
-        anchors: whether the rows of the representatives or those of the others are the anchors.
-        among: also allow negative pairs of two representatives, if these are the anchors.
-    """
-
-    rows: Tensor
-    cols: Tensor
+    rows: Tensor  # [n] boolean, which rows are representatives
+    cols: Tensor  # [m] boolean, which columns are representatives
+    # whether the rows of the representatives or those of the others are the anchors
     anchors: Anchors = "representatives"
-    among: bool = False
+    among: bool = False  # also allow negative pairs of two representatives, if these are the anchors
 
     def allowed(self, rows: slice, cols: slice, same: Tensor) -> Tensor:
         """Which pairs [t, u] of a tile are allowed; `same` [t, u] marks the positive ones."""
@@ -47,7 +39,7 @@ class RepresentativeMask:
             return ~self.rows, self.cols, None
         return (self.rows, None, self.cols) if self.among else (self.rows, ~self.cols, None)
 
-    def gathered(self, rows: Join, cols: Join) -> RepresentativeMask:
+    def gathered(self, rows: Join, cols: Join) -> "RepresentativeMask":
         """The mask for the rows and columns of all processes."""
         return replace(self, rows=rows(self.rows), cols=cols(self.cols))
 

@@ -1,7 +1,5 @@
 """`Tile`: the masks of a relation for some rows and columns."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

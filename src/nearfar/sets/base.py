@@ -14,8 +14,6 @@ have l = 0. Groups too large for memory are reduced chunk by chunk, by its `stre
     value(l, w)             F [g], whose gradient in l is p* (Danskin), twice differentiable where F is
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, fields
 from numbers import Real
@@ -37,27 +35,23 @@ __all__ = ["Fold", "UncertaintySet"]
 class Fold:
     """How the members of a group are reduced to a few numbers, for engines that never hold all members.
 
+    The kinds:
+
         exp       weights w·e^{l/γ}: Σ w·e^{l/γ}
         sum       weights w: Σ wl and Σ w
         max       all weight on the largest loss: that loss
         top       weight only on the largest losses: these losses
         moments   the measure, mean, energy and least loss above a level: `ChiSquare.solve_moments`
-
-    Args:
-        gamma: of "exp": γ.
-        normalized: of "exp": whether γ·log Σw is subtracted from the value.
-        held: the value is Σ p*l with p* held constant.
-        base, raised: of "exp": weights w·(1 + l/base)^raised instead; if `base` is not 0, and only if held.
-        most, fraction: of "top": only the most·orders + fraction·(measure of the group) largest members may carry
-            weight. `UncertaintySet._value` of these, with the `_limit` of the whole group, is the group's value.
     """
 
     kind: Literal["exp", "sum", "max", "top", "moments"]
-    gamma: float = 1.0
-    normalized: bool = True
-    held: bool = False
-    base: float = 0.0
+    gamma: float = 1.0  # of "exp": γ
+    normalized: bool = True  # of "exp": whether γ·log Σw is subtracted from the value
+    held: bool = False  # the value is Σ p*l with p* held constant
+    base: float = 0.0  # of "exp": weights w·(1 + l/base)^raised instead; if `base` is not 0, and only if held
     raised: float = 1.0
+    # of "top": only the most·orders + fraction·(measure of the group) largest members may carry weight.
+    # `UncertaintySet._value` of these, with the `_limit` of the whole group, is the group's value
     most: float = 0.0
     fraction: float = 0.0
 
@@ -90,7 +84,7 @@ class UncertaintySet(Part, ABC):
             if isinstance(value, Real) and type(value).__module__ == "numpy":
                 object.__setattr__(self, entry.name, float(value))
 
-    def at(self, rows: int) -> UncertaintySet:
+    def at(self, rows: int) -> "UncertaintySet":
         """This set for a batch of `rows` rows: counts given as multiples of the batch size become numbers."""
         return self
 
@@ -145,7 +139,7 @@ class UncertaintySet(Part, ABC):
         """How members are reduced, apart from `zero` and `zero_member`; None if no kind of `Fold` applies."""
         return None
 
-    def per(self, unit: Tensor) -> UncertaintySet | None:
+    def per(self, unit: Tensor) -> "UncertaintySet | None":
         """For a unit c > 0, the set whose value of the losses l/c is value(l)/c; None if there is none."""
         return None
 

@@ -1,7 +1,5 @@
 """The chi-square ball: mean plus a variance penalty where the closed form holds, and the exact solution elsewhere."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
@@ -44,7 +42,7 @@ class ChiSquare(UncertaintySet, swift=True):
         super().__post_init__()
         check_count("ChiSquare", "rho", self.rho, zero=True)
 
-    def at(self, rows: int) -> ChiSquare:  # noqa: D102
+    def at(self, rows: int) -> "ChiSquare":  # noqa: D102
         return of_batch(self, rows, "rho")
 
     def fold(self) -> Fold:  # noqa: D102

@@ -1,7 +1,5 @@
 """Counts of pairs that scale with the batch: "8B" is eight pairs per row, "B/2" one per two rows."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """`KL`, the entropic set: the KL divergence from the base measure as a penalty, so that weights are a softmax."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 
@@ -91,7 +89,7 @@ class KL(UncertaintySet, swift=True):
     def fold(self) -> Fold | None:  # noqa: D102
         return None if isinstance(self.gamma, Tensor) else Fold("exp", self.gamma, self.normalized)
 
-    def per(self, unit: Tensor) -> KL | None:  # noqa: D102
+    def per(self, unit: Tensor) -> "KL | None":  # noqa: D102
         return replace(self, gamma=1.0) if self.gamma is unit else None
 
     def stream(self, groups: int, like: Tensor, orders: Orders = 1, cap: Cap | None = None) -> Stream:  # noqa: D102

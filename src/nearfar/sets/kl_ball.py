@@ -1,7 +1,5 @@
 """The KL ball: the worst case over all weights within a KL divergence of the base measure."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 
@@ -46,7 +44,7 @@ class KLBall(UncertaintySet, swift=True):
     def _dual(self, l: Tensor, w: Tensor, mass: Tensor) -> Dual:
         return self._search(l, w).dual(l.dtype)
 
-    def _search(self, l: Tensor, w: Tensor) -> _Search:
+    def _search(self, l: Tensor, w: Tensor) -> "_Search":
         """The temperatures of the groups, found by `_Search`."""
         search = _Search(self.rho, Moments.of(l, w))
         for _ in range(60):

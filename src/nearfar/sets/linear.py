@@ -1,7 +1,5 @@
 """`Mean` and `Worst`: equal weights, or all weight on the largest loss."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -11,8 +11,6 @@ A chunk is l [g, c] with a measure w [g, c]: c members of each of g groups. With
 its own chunks, and `turn` merges the results. Sums over chunks are float64: float32 loses five digits of 16 million.
 """
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -42,12 +40,8 @@ class Stream(ABC):
 
     A subclass implements `_reduce` and `_turn`, and `_join` if its sums are not simply added.
 
-    Args:
-        over: the set, an `UncertaintySet`.
-        groups: g.
-        like: a tensor of the losses' dtype and device.
-        orders: as in `UncertaintySet.value`.
-        cap: likewise, but as a function, because the limit may depend on another stream.
+    `like` has the losses' dtype and device; `orders` is as in `UncertaintySet.value`; `cap` is a function, because the
+    limit may depend on another stream.
 
     Attributes:
         sweep: number of sweeps that have ended.
@@ -207,7 +201,7 @@ class Moments(NamedTuple):
     """[g] mean minus `start`."""
 
     @classmethod
-    def of(cls, l: Tensor, w: Tensor) -> Moments:
+    def of(cls, l: Tensor, w: Tensor) -> "Moments":
         """The moments of members l [g, c]."""
         l = l.double()
         top = hidden(l, w).amax(dim=1)
@@ -221,7 +215,7 @@ class Moments(NamedTuple):
         """Mean minus `level` [g], without cancellation if the level is a member close to the others."""
         return self.start - level + self.about
 
-    def join(self, other: Moments) -> Moments:
+    def join(self, other: "Moments") -> "Moments":
         """The moments of the members of both."""
         start, both = torch.where(self.size == 0, other.start, self.start), self.size + other.size
         about = torch.where(self.size == 0, 0.0, self.about)

@@ -1,7 +1,5 @@
 """`TopK` and `Trimmed`, which select by rank, and the radix search that finds the K-th largest loss chunk by chunk."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -44,7 +42,7 @@ class TopK(UncertaintySet, swift=True):
         super().__post_init__()
         check_amount("TopK", self, "k", "fraction")
 
-    def at(self, rows: int) -> TopK:  # noqa: D102
+    def at(self, rows: int) -> "TopK":  # noqa: D102
         return of_batch(self, rows, "k")
 
     def fold(self) -> Fold | None:  # noqa: D102
@@ -102,7 +100,7 @@ class Trimmed(UncertaintySet, swift=True):
         check_amount("Trimmed", self, "top", "top_fraction", zero=True)
         check_amount("Trimmed", self, "k", "fraction")
 
-    def at(self, rows: int) -> Trimmed:  # noqa: D102
+    def at(self, rows: int) -> "Trimmed":  # noqa: D102
         return of_batch(self, rows, "top", "k")
 
     def fold(self) -> Fold | None:  # noqa: D102

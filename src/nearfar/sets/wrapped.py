@@ -1,7 +1,5 @@
 """Sets that wrap another set (`DetachedWeights`, `Sampled`), and weightings that are no worst case over a set."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import torch
@@ -110,8 +108,7 @@ def draw(p: Tensor, samples: int, wanted: Tensor | None = None) -> Tensor:
     return torch.zeros_like(p).scatter_add_(1, hit, counted.to(p.dtype))
 
 
-SOFTMAX = KL(1.0)
-"""A module constant, because `torch.compile` of torch 2.11 cannot construct a set while tracing."""
+SOFTMAX = KL(1.0)  # a module constant, because `torch.compile` of torch 2.11 cannot construct a set while tracing
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,7 +1,5 @@
 """Errata of Jaffe 2020: the bounds as printed and as they are, measured on counterexamples and random draws."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -34,7 +32,7 @@ class Triplet:
         """The gradient 2qBw."""
         return 2 * self.q * self.b @ self.w
 
-    def at(self, w: Array) -> Triplet:
+    def at(self, w: Array) -> "Triplet":
         """The same triplet with another w."""
         return Triplet(self.u, self.v, w)
 

@@ -1,7 +1,5 @@
 """The figures of the study of gradient descent (Jaffe 2020), from the results of its runs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Compare triplet and contrastive loss with linear SVMs (hinge, logistic): accuracy on three data sets."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Iterator

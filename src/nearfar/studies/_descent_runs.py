@@ -1,7 +1,5 @@
 """The runs of the study of gradient descent (Jaffe 2020): plain numbers for JSON and for figures."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

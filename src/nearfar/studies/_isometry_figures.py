@@ -1,7 +1,5 @@
 """The figures of the study of hard negative mining (Xu et al. 2022), from the results of its runs."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

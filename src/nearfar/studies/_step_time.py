@@ -1,7 +1,5 @@
 """Figure 3 of Qi et al. 2020: the time of a step of each method against the batch size, at d = 1,024."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What a line of results contains besides scores: test classes, a summary of the journal, and the device."""
 
-from __future__ import annotations
-
 import platform
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -33,17 +31,11 @@ def by_class(found: Evaluation) -> Plain:
 
 
 def of_journal(folder: Path, batch: int) -> Plain:
-    """A summary of the journal of a run.
+    """A summary of the journal of a run with batches of `batch` samples.
 
-    Args:
-        folder: the run folder.
-        batch: samples in a batch.
-
-    Returns:
-        `loss`: [step, value] at about twenty steps; `looks`: [step, spread, effective rank, recall] of the doctor;
-        `findings`: name -> the worst severity, and the first and the last step at which it was found, while training;
-        `verdict`: name -> severity of the diagnosis at the end; `seconds` and `images_per_second` of the steps, the
-        first ten left out.
+    `loss`: [step, value] at about twenty steps; `looks`: [step, spread, effective rank, recall] of the doctor;
+    `findings`: name -> the worst severity, and the first and the last step at which it was found, while training;
+    `verdict`: name -> severity of the diagnosis at the end; `seconds`; `images_per_second` after the first ten steps.
     """
     entries = journal.read(folder / "journal.jsonl")
     steps = [entry for entry in entries if "loss" in entry]

@@ -1,13 +1,11 @@
 """Common code of the studies that train networks: settings for each kind of data, learning rates, the results file."""
 
-from __future__ import annotations
-
 import functools
 import math
 import os
 import platform
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,43 +24,27 @@ from nearfar.train import Config, parse
 
 Tree = Mapping[str, Any]
 Spread = dict[str, Any]
-OTHER_RECALLS = ("sop", "inshop")
-"""Data sets on which papers report other recalls than on the rest."""
-HELD_OUT = 0.1
-"""Share of the training classes on which the learning rate is chosen."""
+OTHER_RECALLS = ("sop", "inshop")  # data sets on which papers report other recalls than on the rest
+HELD_OUT = 0.1  # share of the training classes on which the learning rate is chosen
 
 
 class Options(TypedDict, total=False):
-    """Options of every study that trains networks.
+    """Options of every study that trains networks."""
 
-    Attributes:
-        data: glyphs (the default), omniglot, cub, cars, sop, inshop, flowers, folder or vectors.
-        path: path of the data; glyphs need none.
-        seeds: runs of each configuration; 3 by default.
-        jobs: number of processes, or `Workers` that are running already.
-        quick: a smoke test with few short runs and one learning rate.
-        seconds: begin no run after this time; missing results stay empty, and the next call continues.
-        precision: float32, bf16, fp16 or float64; None: bf16 for photographs on a GPU, else float32.
-        weights: a file of weights for the network's trunk; None: the published ones, where it has some.
-        network: another network, such as torchvision:googlenet; None: the usual one for the data.
-        width: dimensions of the embedding; None: the usual number.
-        checkpoints: score the test classes at so many steps, evenly spaced: `best_recall@1` and so on are the scores of
-            the best one, which is the protocol of the papers. 0: at the end alone.
-        changes: sections of the configuration that replace keys of the usual settings.
-    """
-
-    data: str
-    path: str | Path | None
-    seeds: int
-    jobs: int | Workers
-    quick: bool
-    seconds: float | None
-    precision: str | None
-    weights: str | Path | None
-    network: str | None
-    width: int | None
+    data: str  # glyphs (the default), omniglot, cub, cars, sop, inshop, flowers, folder or vectors
+    path: str | Path | None  # path of the data; glyphs need none
+    seeds: int  # runs of each configuration; 3 by default
+    jobs: int | Workers  # number of processes, or `Workers` that are running already
+    quick: bool  # a smoke test with few short runs and one learning rate
+    seconds: float | None  # begin no run after this time; missing results stay empty, and the next call continues
+    precision: str | None  # float32, bf16, fp16 or float64; None: bf16 for photographs on a GPU, else float32
+    weights: str | Path | None  # a file of weights for the network's trunk; None: the published ones, where it has some
+    network: str | None  # another network, such as torchvision:googlenet; None: the usual one for the data
+    width: int | None  # dimensions of the embedding; None: the usual number
+    # score the test classes at so many steps, evenly spaced: `best_recall@1` and so on are the scores of the best one,
+    # which is the protocol of the papers. 0: at the end alone
     checkpoints: int
-    changes: Mapping[str, Tree] | None
+    changes: Mapping[str, Tree] | None  # sections of the configuration that replace keys of the usual settings
 
 
 @dataclass(frozen=True)
@@ -102,50 +84,31 @@ def photograph_settings() -> Settings:
 
 @dataclass(frozen=True)
 class Method:
-    """A loss by name with its arguments, and other settings that it needs.
+    """A loss by name with its arguments, and other settings that it needs."""
 
-    Attributes:
-        loss: as in a configuration.
-        normalize: embeddings of unit length; N-pair needs longer ones.
-    """
-
-    loss: Tree
-    normalize: bool = True
+    loss: Tree  # as in a configuration
+    normalize: bool = True  # embeddings of unit length; N-pair needs longer ones
 
 
 @dataclass(frozen=True, eq=False)
 class TrainingStudy:
-    """A study on one data set.
-
-    Attributes:
-        name: name of the study.
-        folder: the folder for runs, results and figures.
-        data: name of the data set.
-        path: its path.
-        labels: labels of the training samples.
-        seeds: the number of runs of each configuration.
-        workers: the processes that train.
-        deadline: begin no run after this time of `time.monotonic()`; None: no limit.
-        quick: a smoke test with one learning rate.
-        changes: sections of the configuration that replace keys of the usual settings.
-        checkpoints: see `Options`.
-        ks: which recall@K, where papers report others on the data; None: those of the study.
-        stem: the names of the result files begin with it.
-    """
+    """A study on one data set."""
 
     name: str
-    folder: Path
-    data: str
-    path: str | None
-    labels: np.ndarray
-    seeds: int
-    workers: Workers
-    deadline: float | None
-    quick: bool
+    folder: Path  # the folder for runs, results and figures
+    data: str  # name of the data set
+    path: str | None  # the path of the data set
+    labels: np.ndarray  # labels of the training samples
+    seeds: int  # the number of runs of each configuration
+    workers: Workers  # the processes that train
+    deadline: float | None  # begin no run after this time of `time.monotonic()`; None: no limit
+    quick: bool  # a smoke test with one learning rate
+    # sections of the configuration that replace keys of the usual settings
     changes: Mapping[str, Tree] = field(default_factory=dict)
-    checkpoints: int = 0
+    checkpoints: int = 0  # see `Options`
+    # which recall@K, where papers report others on the data; None: those of the study
     ks: tuple[int, ...] | None = None
-    stem: str = ""
+    stem: str = ""  # the names of the result files begin with it
 
     @functools.cached_property
     def settings(self) -> Settings:
@@ -213,10 +176,9 @@ class TrainingStudy:
         return grid.run(trials, self.folder / f"{self.name}-{self.data}.jsonl", workers=self.workers, seconds=left)
 
     def choose_rate(self, baselines: Sequence[Method], batches: Tree, *, steps: int) -> Spread:
-        """Choose the learning rate with the best R@1 on held-out training classes, averaged over baselines; seed 0.
+        """Choose the `rate` with the best R@1 on held-out training classes, the mean over baselines; seed 0.
 
-        Returns:
-            `rate`, and `held_out`: the mean R@1 of every learning rate.
+        Returned with `held_out`: the mean R@1 of every learning rate.
         """
         rates = self.settings.rates
         if self.quick:
@@ -252,11 +214,14 @@ class TrainingStudy:
             "versions": {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__},
         }
 
-    def write(self, found: dict[str, Any], known: Mapping[str, Line]) -> dict[str, Any]:
-        """Write the results, and every run with its configuration."""
+    def write(
+        self, found: dict[str, Any], known: Mapping[str, Line], draw: Callable[[Mapping[str, Any], Path], None]
+    ) -> dict[str, Any]:
+        """Write the results, and every run with its configuration, and draw the figures."""
         runs = [line for line in known.values() if line["config"]["training"]["steps"] == found["steps"]]
         whole = {**self.about(), **found, "runs": runs}
         write_text(self.folder / f"{self.stem}.json", as_json(whole, "runs", 7))
+        draw(whole, self.folder)
         return whole
 
 

@@ -1,7 +1,5 @@
 """The figures of the studies that train networks: curves with intervals, and dot plots."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,27 +14,16 @@ Spread = Mapping[str, Any] | None
 
 @dataclass(frozen=True)
 class Panel:
-    """Curves over the same x values.
-
-    Attributes:
-        title: title of the panel.
-        x: the x values.
-        series: name -> a spread (or None) for each x value.
-        xlabel: label of the x axis.
-        log: logarithmic x axis.
-        ylabel: label of the y axis.
-        names: tick labels of the x values; the numbers if None.
-        mark: an x value with a dashed line, and its label.
-    """
+    """Curves over the same x values."""
 
     title: str
     x: Sequence[float]
-    series: Mapping[str, Sequence[Spread]]
+    series: Mapping[str, Sequence[Spread]]  # name -> a spread (or None) for each x value
     xlabel: str
-    log: bool = False
+    log: bool = False  # logarithmic x axis
     ylabel: str = "R@1, %"
-    names: Sequence[str] | None = None
-    mark: tuple[float, str] | None = None
+    names: Sequence[str] | None = None  # tick labels of the x values; the numbers if None
+    mark: tuple[float, str] | None = None  # an x value with a dashed line, and its label
 
 
 def stem(found: Mapping[str, Any]) -> str:

@@ -5,8 +5,6 @@ printed and true), the bounds 2.8-2.10 against a run, the extensions, the saddle
 contrastive loss and linear SVMs. docs/papers/jaffe-2020.md discusses them.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -8,8 +8,6 @@ paper's 2B, with 8B beside it. All losses but LS, MS and HAP2S use the hinge [m 
 the binomial deviance where it is named.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Unpack
@@ -141,9 +139,7 @@ def _run(study: TrainingStudy, steps: int | None, parts: Sequence[str]) -> dict[
         "claims": _claims(known, imbalance, grouped, table, sizes),
         "time": step_time.measure(SIZES[: 2 if study.quick else None]) if "time" in parts else [],
     }
-    whole = study.write(found, known)
-    draw(whole, study.folder)
-    return whole
+    return study.write(found, known, draw)
 
 
 def _trials(

@@ -1,7 +1,5 @@
 """Many training runs in parallel. Each result is a line of one file, so that a stopped grid can continue."""
 
-from __future__ import annotations
-
 import functools
 import gc
 import hashlib
@@ -41,14 +39,13 @@ __all__ = ["Line", "Trial", "Workers", "attempt", "held_out", "lines", "permute_
 
 Line = dict[str, Any]
 WRONG_SEED = 77  # with the seed of a run it decides which labels are wrong, the same for every loss
-MANNER = (
+MANNER = (  # keys that change only the speed of a run (and its results by rounding): they do not identify a run
     ("data", "workers"),
     ("data", "cache"),
     ("data", "cache_folder"),
     ("training", "compile"),
     ("training", "threads"),
 )
-"""Keys that change only the speed of a run (and its results by rounding): they do not identify a run."""
 
 
 @dataclass(frozen=True)
@@ -104,10 +101,7 @@ class Trial:
 class Workers(pool.Workers[Trial, Line]):
     """Processes that train runs, one thread each, sharing a GPU if there is one; they start at the first run.
 
-    Args:
-        jobs: number of processes; 1 trains in the calling process.
-
-    `with Workers(8) as workers:` lets several studies use the same processes.
+    One job trains in the calling process. `with Workers(8) as workers:` lets several studies use the same processes.
     """
 
     def __init__(self, jobs: int = 1) -> None:
@@ -130,15 +124,9 @@ def run(
 ) -> dict[str, Line]:
     """Run the trials that are not in `file` yet, in order, append a line for each, and return all lines by key.
 
-    A run that fails is a line with its error, and is tried again by the next call. Runs are trained by
-    `nearfar.train.fit` in folders that are removed.
-
-    Args:
-        trials: the trials; of equal ones only the first is run.
-        file: JSON lines.
-        workers: the processes to use; None trains in this one.
-        seconds: begin no run after this time; runs under way are finished.
-        console: where progress is printed.
+    A run that fails is a line with its error, and is tried again by the next call. Of equal trials only the first is
+    run. Runs are trained by `nearfar.train.fit` in folders that are removed, in this process if `workers` is None.
+    After `seconds` none begins, and those under way are finished.
     """
     wanted = {trial.key: trial for trial in trials}
     known = lines(file)
@@ -203,15 +191,10 @@ def _give_up(moment: Moment) -> None:
 
 @dataclass(eq=False)
 class _Course:
-    """A callback that scores the test classes at some steps, and keeps the scores of the best one.
+    """A callback that scores the test classes at some steps, and keeps the scores of the best one."""
 
-    Attributes:
-        every: steps between two scores.
-        best: the step and the scores of the best R@1.
-    """
-
-    every: int
-    best: tuple[int, dict[str, float]] = (0, {})
+    every: int  # steps between two scores
+    best: tuple[int, dict[str, float]] = (0, {})  # the step and the scores of the best R@1
 
     def __call__(self, moment: Moment) -> None:
         """Score after a step, if it is time; the last step is scored by the run itself."""

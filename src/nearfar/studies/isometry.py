@@ -5,8 +5,6 @@ N = 20 in the plane, collapse against N and n, and gradient descent on free poin
 them.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -4,22 +4,12 @@
 exchange labels, so that classes keep their sizes; test labels stay right.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Unpack
 
 from nearfar.studies import _training_figures as figures
-from nearfar.studies._training import (
-    Method,
-    Options,
-    TrainingStudy,
-    difference,
-    open_study,
-    order_by_seed,
-    tabulate,
-)
+from nearfar.studies._training import Method, Options, TrainingStudy, difference, open_study, order_by_seed, tabulate
 
 __all__ = ["draw", "reproduce"]
 
@@ -75,21 +65,15 @@ def _run(study: TrainingStudy, steps: int | None) -> dict[str, Any]:
         "steps": steps,
         "rate": rate,
         "shares": list(shares),
-        "wrong": _changed_shares(known.values()),
+        # smaller than `shares`, because a permutation may keep a label
+        "wrong": {f"{line['wrong']:g}": line["wrong_share"] for line in known.values()},
         "table": tabulate(known, cells, study.scores(RECALLS, "map_at_r")),
         "loss_of_recall": {
             name: difference(known, cells[name, f"{shares[0]:g}"], cells[name, f"{shares[-1]:g}"], "recall@1")
             for name in losses
         },
     }
-    whole = study.write(found, known)
-    draw(whole, study.folder)
-    return whole
-
-
-def _changed_shares(lines: Any) -> dict[str, float]:
-    """The share of labels that changed, which is smaller because a permutation may keep a label."""
-    return {f"{line['wrong']:g}": line["wrong_share"] for line in lines}
+    return study.write(found, known, draw)
 
 
 def draw(found: Mapping[str, Any], folder: Path) -> None:

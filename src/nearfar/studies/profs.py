@@ -8,8 +8,6 @@ Proxy-NCA, because its proxies are representatives already. On request each part
 without projections, and projections without the proximal term.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Unpack
@@ -51,18 +49,14 @@ ALONE = {
 }
 VARIANTS = ("plain", "PROFS", "PROFS + HNCM")
 ABLATION = ("plain", "HNCM", "projections", "PROFS", "PROFS + HNCM")
-FIRST = {
+FIRST = {  # losses whose ablation is complete before that of the others begins; the paper does not have the third
     "Contrastive-hard": LOSSES["Contrastive-hard"],
     "Triplet-hard": LOSSES["Triplet-hard"],
     "Multi-similarity": Method({"name": "MultiSimilarity"}),
 }
-"""The losses whose ablation is complete before that of the others begins; the paper does not have the third."""
 PARTS = ("table", "lengths", "first", "ablation")
-CHOOSERS = (
-    "Contrastive-hard",
-    "Triplet-hard",
-    "Margin-hard",
-)  # losses that choose the learning rate: they fit the formulation of Can et al.
+# losses that choose the learning rate: they fit the formulation of Can et al.
+CHOOSERS = ("Contrastive-hard", "Triplet-hard", "Margin-hard")
 FIGURE = ("Contrastive-hard", "Triplet-hard", "N-pair", "Margin-hard")  # the four of Can et al.'s Figure 1
 TIMES = (0.1, 0.3, 1.0, 3.0, 10.0)  # M over the rule's, besides M = 1
 RECALLS = (1, 2, 4, 8, 10)
@@ -130,9 +124,7 @@ def _run(study: TrainingStudy, steps: int | None, parts: Sequence[str]) -> dict[
         "by_length": tabulate(known, by_length, scores),
     }
     found["overall"] = _overall(found["differences"])
-    whole = study.write(found, known)
-    draw(whole, study.folder)
-    return whole
+    return study.write(found, known, draw)
 
 
 def rule_of(labels: np.ndarray) -> tuple[int, int]:

@@ -168,9 +168,9 @@ class Native:
 
     def _value(self, loss: RobustLoss, call: Call) -> Tensor:
         named, device = call.ids is not None or call.ref_ids is not None, call.embeddings.device.type
-        recorded = device in recordings.DEVICES
+        recorded = device in recordings.DEVICES - recordings.TRACED  # not on a CPU
         mined = recorded and call.indices is not None and len(call.indices[0]) <= LISTED
-        most = (SMALL if device == "cpu" else PAIRS) if mined else 0 if recorded or device != "cpu" else SMALL
+        most = PAIRS if mined else 0 if recorded or device != "cpu" else SMALL
         if named or call.shape[0] * call.shape[1] > most:
             return loss._judged(call)
         with torch.autocast(device_type=device, enabled=False):

@@ -34,7 +34,7 @@ class ContrastiveLoss(Native, losses.ContrastiveLoss):
     """PML's ContrastiveLoss."""
 
     settings = ("pos_margin", "neg_margin")
-    least = (0, 192)
+    least = (192, 192)
 
     def recipe(self, known: Setup) -> RobustLoss:
         near, far = (-known.score(float(margin)) for margin in (self.pos_margin, self.neg_margin))
@@ -45,7 +45,7 @@ class MultiSimilarityLoss(Native, losses.MultiSimilarityLoss):
     """PML's MultiSimilarityLoss."""
 
     settings = ("alpha", "beta", "base")
-    least = (0, 48)
+    least = (128, 96)
     once = True
 
     def recipe(self, known: Setup) -> RobustLoss:
@@ -63,7 +63,7 @@ class GeneralizedLiftedStructureLoss(Native, losses.GeneralizedLiftedStructureLo
     """PML's GeneralizedLiftedStructureLoss."""
 
     settings = ("neg_margin", "pos_margin")
-    least = (96, 128)
+    least = (192, 128)
     once = True
 
     def recipe(self, known: Setup) -> RobustLoss:
@@ -98,6 +98,7 @@ class SupConLoss(Native, losses.SupConLoss):
     """PML's SupConLoss."""
 
     settings = ("temperature",)
+    least = (192, 0)
     tuples = references = False  # nearfar's loss leaves out anchors without a negative pair
 
     def recipe(self, known: Setup) -> RobustLoss:
@@ -118,7 +119,7 @@ class CircleLoss(Native, losses.CircleLoss):
     """PML's CircleLoss."""
 
     settings = ("gamma", "op", "on", "delta_p", "delta_n", "curve")
-    least = (0, 64)
+    least = (48, 64)
     once = True
 
     @property

@@ -18,7 +18,7 @@ class TripletMarginLoss(Native, losses.TripletMarginLoss):
     """PML's TripletMarginLoss."""
 
     settings = ("margin", "swap", "smooth_loss", "triplets_per_anchor")
-    least = (48, 96)
+    least = (64, 96)
 
     @property
     def references(self) -> bool:  # type: ignore[override]
@@ -68,6 +68,7 @@ class MarginLoss(Native, losses.MarginLoss):
     """PML's MarginLoss."""
 
     settings = ("margin", "nu", "triplets_per_anchor", "learn_beta", "boundaries", "boundary")
+    least = (64, 0)
     tuples = False
 
     @property
