@@ -38,7 +38,7 @@ def test_the_rate_is_that_of_training_steps_alone(tmp_path, monkeypatch):
         now[0] += 600 if number == 1 else 10
         return take_step(state, number, batch)
 
-    monkeypatch.setattr(loop, "measure_baselines", slow)
+    monkeypatch.setattr(scores, "measure_baselines", slow)
     monkeypatch.setattr(loop, "take_step", step)
     plan = {"steps": 4, "evaluate_every": 4, "checkpoint_every": 4, "diagnose_every": 0, "explain_every": 0}
     fit(config(training=plan), tmp_path / "run", data=tiny(), console=Terminal(file=shown, width=200))
