@@ -193,7 +193,7 @@ def inshop(path: Path, *, on_corrupt: OnCorrupt = "stop", outside: bool = False,
 
 
 def _read_mat(owner: str, file: Path, contents: str, read: Callable[[Mapping[str, Any]], Found]) -> Found:
-    """Return `read` of the variables in a .mat file; if it fails, the error says that it must hold `contents`."""
+    """Load a .mat file and pass its variables to `read`; an error says that the file must hold `contents`."""
     if not file.is_file():
         raise FileNotFoundError(f"{owner}: there is no file {file}; name the folder that holds the unpacked data.")
     from scipy.io import loadmat

@@ -213,17 +213,14 @@ class NPair(Composed):
 
     def _value(self, call: Call) -> Tensor:
         value = self._cross_entropy(call)
-        if value is None:
-            return super()._value(call)
-        extra = self._extra(call.embeddings)
-        return value if extra is None else value + extra
+        return super()._value(call) if value is None else value
 
     def _explanation(self, call: Call) -> Explanation:
-        found = super()._explanation(call)
-        return found if self._cross_entropy(call) is None else replace(found, value=self._value(call).detach())
+        found, value = super()._explanation(call), self._cross_entropy(call)
+        return found if value is None else replace(found, value=value.detach())
 
     def _cross_entropy(self, call: Call) -> Tensor | None:
-        """The product of a small batch on a CPU as a cross-entropy, in half the steps; None for any other batch."""
+        """The value of a small batch on a CPU by a cross-entropy, in half the steps; None for any other batch."""
         product, given = self.product, (call.indices, call.ref_emb, call.ref_labels, call.ids, call.ref_ids, call.ranks)
         labels, similarity = call.labels, product.similarity
         if not isinstance(labels, Tensor) or any(x is not None for x in given) or not self._is_small(call):
@@ -243,7 +240,8 @@ class NPair(Composed):
             return None
         (x, _) = widen(call.embeddings, None)
         logits = product.negative(similarity.scores(*similarity.prepared(x)), -1)
-        return cross_entropy(hidden(logits, chosen, torch.finfo(logits.dtype).min), target)
+        value, extra = cross_entropy(hidden(logits, chosen, torch.finfo(logits.dtype).min), target), self._extra(x)
+        return value if extra is None else value + extra
 
     def _inner(self, call: Call) -> Call:
         labels = call.labels

@@ -103,7 +103,7 @@ class ChiSquare(UncertaintySet, swift=True):
         return over(2 * unread("ChiSquare", "rho", self.rho) - over(whole * (whole - size), size), whole * whole)
 
     def _moments(self, l: Tensor, w: Tensor, floor: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Measure W_A, mean m_A and energy V_A (0 if it is rounding error) of A = {l ≥ floor}, each [g]."""
+        """Measure W_A, mean m_A and energy V_A of A = {l ≥ floor}, each [g]; an energy of rounding errors becomes 0."""
         # ~(l < floor): NaN stays in the set and propagates
         active = w * ~(l.detach() < floor[:, None])
         size = total(active, l)

@@ -129,7 +129,7 @@ class _KLStream(Stream):
         return top, norm + others, rise + more, a[3] + b[3]
 
     def _lift(self, sums: Sums, top: Tensor) -> tuple[Tensor, Tensor]:
-        """The two sums relative to a larger maximum [g]."""
+        """Rescale both sums [g] from their own maximum to `top`, which is at least as large."""
         old, norm, rise, size = sums
         down = (old.double() - torch.where(top == -math.inf, 0.0, top).double()) / self.over.gamma
         return norm * torch.exp(down), rise * torch.exp(down) + size * torch.expm1(down)

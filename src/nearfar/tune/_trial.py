@@ -76,7 +76,7 @@ class Pruned(Exception):  # noqa: N818  (not an error)
 
 
 def hold_out_test(data: DataSet, share: float) -> DataSet:
-    """Replace the test classes by a share of the training classes, which are held out; the test classes are dropped."""
+    """Drop the test classes, and test on a held-out share of the training classes in their place."""
     found = held_out(data, share)
     if len(found.test.classes) < 2:
         count = len(data.train.classes)
