@@ -2,6 +2,7 @@
 
 import errno
 import gc
+import multiprocessing
 import os
 import threading
 import weakref
@@ -137,17 +138,17 @@ def test_a_stopped_build_goes_on(files, tmp_path, monkeypatch):
         return one
 
     with pytest.raises(KeyboardInterrupt):
-        PixelFile.build(path, 12, decode(9), threads=1)
+        PixelFile.build(path, 12, decode(9), workers=1)
     assert not path.exists()
     with (tmp_path / "some.pixels.part").open("ab") as stream:
         stream.write(b"torn")  # what was written after the last commit
     seen.clear()
-    file = PixelFile.build(path, 12, decode(None), threads=2)
+    file = PixelFile.build(path, 12, decode(None), workers=2)
     assert sorted(seen) == [8, 9, 10, 11]
     assert all(np.array_equal(file[i], np.asarray(samples[i])) for i in range(12))
     assert sorted(each.name for each in tmp_path.glob("some*")) == ["some.pixels", "some.pixels.lock"]
     seen.clear()
-    PixelFile.build(path, 12, decode(None), threads=1)
+    PixelFile.build(path, 12, decode(None), workers=1)
     assert seen == []
 
 
@@ -158,8 +159,8 @@ def test_two_that_build_the_same_file_decode_once(files, tmp_path):
         seen.append(number)
         return np.asarray(samples[number])
 
-    threads = [threading.Thread(target=PixelFile.build, args=(path, 12, decode), kwargs={"threads": 1})] * 1
-    threads += [threading.Thread(target=PixelFile.build, args=(path, 12, decode), kwargs={"threads": 1})]
+    threads = [threading.Thread(target=PixelFile.build, args=(path, 12, decode), kwargs={"workers": 1})] * 1
+    threads += [threading.Thread(target=PixelFile.build, args=(path, 12, decode), kwargs={"workers": 1})]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -285,3 +286,38 @@ def test_a_run_is_the_same_with_every_cache(files, tmp_path):
         assert losses == found[0][0]
         assert recall == found[0][1]
         assert all(torch.equal(weights[name], found[0][2][name]) for name in weights)
+
+
+@pytest.mark.skipif(
+    multiprocessing.get_start_method() != "fork", reason="workers would not inherit the test's function"
+)
+def test_workers_decode_the_same_file(files, tmp_path, monkeypatch):
+    """Several processes write the bytes that one writes, without a draw from the global generator."""
+    monkeypatch.setattr(_pixel_file, "BLOCK", 4)
+    monkeypatch.setattr(_pixel_file, "TOGETHER", 8)
+    samples, before = pictures(files), torch.get_rng_state()
+    parents = set()
+
+    def decode(number):
+        parents.add(number)  # in a worker, this changes a copy
+        return np.asarray(samples[number])
+
+    found = [PixelFile.build(tmp_path / f"{n}.pixels", 12, decode, workers=n).path.read_bytes() for n in (2, 1)]
+    assert found[0] == found[1]
+    assert torch.equal(before, torch.get_rng_state())
+    parents.clear()
+    PixelFile.build(tmp_path / "again.pixels", 12, decode, workers=2)
+    assert not parents
+    assert sorted(path.suffix for path in tmp_path.glob("again*")) == [".lock", ".pixels"]
+
+
+def test_an_error_of_a_worker_is_raised_as_it_is(files, tmp_path, monkeypatch):
+    monkeypatch.setattr(_pixel_file, "BLOCK", 4)
+    (files / "09.png").write_bytes(b"no picture")
+    monkeypatch.setattr(module, "usable_cores", lambda: 2)
+    with pytest.raises(CorruptImageError, match=r"^Pictures: the image \S*09\.png cannot be read"):
+        stored(pictures(files), tmp_path)[0]
+    samples = pictures(files, on_corrupt="skip")
+    with pytest.warns(UserWarning, match=r"09\.png"):
+        assert stored(samples, tmp_path).corrupt == {9}
+    assert samples.corrupt == {9}

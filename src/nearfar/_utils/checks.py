@@ -93,6 +93,11 @@ def check_seed(owner: str, value: object, name: str = "seed") -> None:
         raise ValueError(f"{owner}: {name} must be a whole number from 0 to 2^63 - 1, but came as {value!r}.")
 
 
+def usable_cores() -> int:
+    """The number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def check_workers(owner: str, name: str, value: int) -> None:
     """Raise an error for a number of processes or threads that would bring the machine down."""
     cores = os.cpu_count() or 1

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nearfar._utils.checks import check_workers
+from nearfar._utils.checks import check_workers, usable_cores
 from nearfar._utils.console import say
 
 if TYPE_CHECKING:
@@ -123,8 +123,7 @@ def _run(processes: int, again: int, words: Sequence[str]) -> None:
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # the processes print their own errors
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // processes)))
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, usable_cores() // processes)))
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", PATIENCE)
     # a store that outlives a restart gives new processes the addresses of dead ones (torch 2.13)
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"

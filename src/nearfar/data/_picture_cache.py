@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from rich.console import Console
 
-from nearfar._utils.checks import check_choice
+from nearfar._utils.checks import check_choice, usable_cores
 from nearfar._utils.progress import Progress
 from nearfar.data._cache import default_folder
 from nearfar.data._device_samples import DeviceSamples, Ragged
@@ -115,9 +115,7 @@ class CachedPictures:
             with contextlib.suppress(FileNotFoundError, ValueError):
                 return PixelFile(self.path)
             with Progress("decoding pictures", len(self), console=self.console) as bar:
-                return PixelFile.build(
-                    self.path, len(self), self._decode, threads=min(16, os.cpu_count() or 1), watch=bar
-                )
+                return PixelFile.build(self.path, len(self), self._decode, workers=usable_cores(), watch=bar)
         except OSError as error:
             raise OSError(
                 f"data: the cache {self.path} cannot be written ({error.strerror or error}); make room, name another "

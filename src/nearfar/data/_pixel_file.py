@@ -8,15 +8,21 @@ appended to NAME.part and rows to NAME.rows, so that a later process continues w
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
+import shutil
+import warnings
 import zlib
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator
+from itertools import repeat
+from multiprocessing import current_process
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch.utils.data import DataLoader, Dataset
 
 from nearfar._utils.files import plain_target
 from nearfar._utils.lock import alone
@@ -25,11 +31,13 @@ if TYPE_CHECKING:  # it would load rich
     from nearfar._utils.progress import Watch
 
 Pixels = NDArray[np.uint8]
+Rows = NDArray[np.void]
 Decode = Callable[[int], Pixels | None]
 """The pixels [h, w, 3] of a picture by its number; None if it cannot be read and is left out."""
 ROW = np.dtype([("height", "<i4"), ("width", "<i4"), ("crc", "<u4")])
 END = b"nearfar pixels 1"
 TOGETHER = 256  # the number of pictures that are decoded between two commits
+BLOCK = 32  # the number of pictures that a worker decodes at once
 
 
 class PixelFile:
@@ -82,17 +90,17 @@ class PixelFile:
             self[number]
 
     @staticmethod
-    def build(path: Path, count: int, decode: Decode, *, threads: int, watch: Watch | None = None) -> PixelFile:
+    def build(path: Path, count: int, decode: Decode, *, workers: int, watch: Watch | None = None) -> PixelFile:
         """Open the file, or write it with `count` pictures while other processes that need it wait."""
         plain_target(path).parent.mkdir(parents=True, exist_ok=True)
         with alone(path.with_name(f"{path.name}.lock")):
             with contextlib.suppress(FileNotFoundError, ValueError):
                 return PixelFile(path)  # another process may have written it
-            _write(path, count, decode, threads, watch)
+            _write(path, count, decode, workers, watch)
         return PixelFile(path)
 
 
-def _index(path: Path) -> NDArray[np.void]:
+def _index(path: Path) -> Rows:
     """Read the rows at the end of a complete file."""
     if not path.is_file():
         raise FileNotFoundError(f"data: there is no file {path}.")
@@ -106,41 +114,102 @@ def _index(path: Path) -> NDArray[np.void]:
         if count < 0 or first < 0:
             raise ValueError(f"data: {path} is not a complete file of decoded pictures; remove it to make it again.")
         stream.seek(first)
-        rows: NDArray[np.void] = np.frombuffer(stream.read(count * ROW.itemsize), ROW)
+        rows: Rows = np.frombuffer(stream.read(count * ROW.itemsize), ROW)
     if 3 * int((rows["height"].astype(np.int64) * rows["width"]).sum()) != first:
         raise ValueError(f"data: {path} holds more or fewer pixels than its rows say; remove it to make it again.")
     return rows
 
 
-def _write(path: Path, count: int, decode: Decode, threads: int, watch: Watch | None) -> None:
+class _Blocks(Dataset["Rows | None"]):
+    """Decodes blocks of pictures in worker processes; the pixels of a block go to a file of its own.
+
+    Pixels in files need neither pipes nor shared memory, which is small in many containers.
+    """
+
+    def __init__(self, part: Path, decode: Decode) -> None:
+        self.part, self.decode = part, decode
+
+    def __getitem__(self, numbers: range) -> Rows | None:
+        """The rows of a block; None if a picture cannot be read or the file cannot be written."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                rows = self.write(numbers)
+            except Exception:  # the calling process tries again, and raises it with its own type and words
+                return None
+        return rows if rows["height"].all() else None
+
+    def write(self, numbers: range) -> Rows:
+        """Decode a block and write its pixels."""
+        found = []
+        with self.path(numbers).open("wb") as pixels:
+            for picture in map(self.decode, numbers):
+                data = b"" if picture is None else picture.tobytes()
+                pixels.write(data)
+                found.append((*((0, 0) if picture is None else picture.shape[:2]), zlib.crc32(data)))
+        return np.array(found, ROW)
+
+    def path(self, numbers: range) -> Path:
+        """The file of a block."""
+        return self.part.with_name(f"{self.part.name}.{numbers.start}")
+
+    def decoded(self, first: int, count: int, workers: int) -> Iterator[tuple[Path, Rows]]:
+        """Yield the file and the rows of each block, in order; a file is removed after its turn."""
+        size = min(BLOCK, TOGETHER)
+        blocks = [range(start, min(start + size, count)) for start in range(first, count, size)]
+        for numbers, rows in zip(blocks, self._load(blocks, min(workers, len(blocks))), strict=True):
+            yield self.path(numbers), self.write(numbers) if rows is None else rows
+            self.path(numbers).unlink()
+
+    def _load(self, blocks: list[range], workers: int) -> Iterable[Rows | None]:
+        """The rows of each block, None for those that the calling process has to decode."""
+        if workers < 2 or current_process().daemon:  # a daemon may not start processes
+            return repeat(None, len(blocks))
+        return DataLoader(
+            self,
+            sampler=blocks,
+            batch_size=None,
+            num_workers=workers,
+            collate_fn=_unchanged,
+            generator=torch.Generator(),  # draws a seed for workers, which must not come from the global generator
+        )
+
+
+def _unchanged(rows: Any) -> Any:
+    return rows
+
+
+def _write(path: Path, count: int, decode: Decode, workers: int, watch: Watch | None) -> None:
     """Decode the missing pictures, with commits in between, then give the file its name."""
     part, log = (path.with_name(f"{path.name}.{end}") for end in ("part", "rows"))
     rows = _read_committed(part, log)
-    with part.open("ab") as pixels, log.open("ab") as written, ThreadPoolExecutor(threads) as pool:
-        for first in range(len(rows), count, TOGETHER):
-            numbers = range(first, min(first + TOGETHER, count))
-            found = []
-            for picture in pool.map(decode, numbers):
-                shape = (0, 0) if picture is None else picture.shape[:2]
-                data = b"" if picture is None else picture.tobytes()
-                pixels.write(data)
-                found.append((*shape, zlib.crc32(data)))
-            rows = np.concatenate([rows, np.array(found, ROW)])
+    committed = len(rows)
+    try:
+        with part.open("ab") as pixels, log.open("ab") as written:
+            for block, found in _Blocks(part, decode).decoded(committed, count, workers):
+                with block.open("rb") as stream:
+                    shutil.copyfileobj(stream, pixels, 1 << 20)
+                rows = np.concatenate([rows, found])
+                if len(rows) - committed >= TOGETHER or len(rows) == count:
+                    _commit(pixels)
+                    written.write(rows[committed:].tobytes())
+                    _commit(written)
+                    committed = len(rows)
+                if watch is not None:
+                    watch("decoding pictures", len(rows), count)
+            pixels.write(rows.tobytes() + END + count.to_bytes(8, "little"))
             _commit(pixels)
-            written.write(rows[first:].tobytes())
-            _commit(written)
-            if watch is not None:
-                watch("decoding pictures", len(rows), count)
-        pixels.write(rows.tobytes() + END + count.to_bytes(8, "little"))
-        _commit(pixels)
+    finally:
+        for block in path.parent.glob(f"{glob.escape(part.name)}.*"):
+            block.unlink(missing_ok=True)
     os.replace(part, path)
     log.unlink()
 
 
-def _read_committed(part: Path, log: Path) -> NDArray[np.void]:
+def _read_committed(part: Path, log: Path) -> Rows:
     """Read the rows that a stopped process had committed, and cut both files back to them."""
     data = log.read_bytes() if log.is_file() else b""
-    rows: NDArray[np.void] = np.frombuffer(data[: len(data) // ROW.itemsize * ROW.itemsize], ROW)
+    rows: Rows = np.frombuffer(data[: len(data) // ROW.itemsize * ROW.itemsize], ROW)
     ends = 3 * np.cumsum(rows["height"].astype(np.int64) * rows["width"])
     length = part.stat().st_size if part.is_file() else 0
     rows = rows[: int(np.searchsorted(ends, length, side="right"))]
