@@ -13,6 +13,7 @@ from pathlib import Path
 
 import nearfar as nf
 from nearfar.engines import Plan, make_plan
+from nearfar.engines.learned import lift
 from nearfar.groups._groupings import Product
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "guides" / "engines.md"
@@ -45,6 +46,12 @@ def losses() -> Iterator[tuple[str, Product]]:
         yield name, make().product
 
 
+def plan_of(product: Product) -> Plan:
+    """The plan of a loss without the numbers that it learns by default."""
+    lifted = lift(product)
+    return make_plan((product if lifted is None else lifted.product).at(64))
+
+
 def way(plan: Plan) -> str | None:
     """How a plan deviates from operators on every device; None where it does not."""
     if plan.refused is not None:
@@ -54,7 +61,7 @@ def way(plan: Plan) -> str | None:
 
 def table() -> list[str]:
     """The lines of the table."""
-    found = ((name, way(make_plan(product.at(64)))) for name, product in losses())
+    found = ((name, way(plan_of(product))) for name, product in losses())
     return [*HEAD, *(f"| `{name}` | {how} |" for name, how in found if how is not None)]
 
 

@@ -150,14 +150,27 @@ class ShareLink(Link, swift=True):
 
 
 class PerPositive(Link, swift=True):
-    """One term per positive pair: v_ij = log(1 + e^{negative_i + l_ij}) (NT-Xent, N-pair, proxy-NCA, ArcFace)."""
+    """One term per positive pair: v_ij = log(1 + e^{negative_i + l_ij}) (NT-Xent, N-pair, proxy-NCA, ArcFace).
+
+    Args:
+        columns: the mean of this term and that of the column, log(1 + e^{negative_j + l_ij}) (CLIP).
+    """
 
     strips = True
 
+    def __init__(self, *, columns: bool = False) -> None:
+        super().__init__()
+        self.wants_columns = columns
+
     def forward(self, sides: Sides) -> tuple[Terms, ...]:  # noqa: D102
-        values = softplus(sides.negative[:, None] + sides.losses, threshold=40.0)
-        present = mask_of(sides.measure) & sides.has_negative[:, None]
-        return (Terms(torch.where(present, values, 0.0), sides.measure),)
+        values = self._values(sides, sides.negative[:, None], sides.has_negative[:, None])
+        if sides.columns is not None and sides.has_columns is not None:
+            values = 0.5 * (values + self._values(sides, sides.columns, sides.has_columns))
+        return (Terms(values, sides.measure),)
+
+    def _values(self, sides: Sides, negative: Tensor, has_negative: Tensor) -> Tensor:
+        values = softplus(negative + sides.losses, threshold=40.0)
+        return torch.where(mask_of(sides.measure) & has_negative, values, 0.0)
 
 
 class LiftedLink(Link, swift=True):

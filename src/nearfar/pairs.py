@@ -27,6 +27,7 @@ __all__ = [
     "Logistic",
     "PairForm",
     "PairLoss",
+    "Sigmoid",
     "Squared",
     "smooth_hinge",
 ]
@@ -215,6 +216,29 @@ class Logistic(PairLoss, swift=True):
     def form(self, sign: int) -> PairForm:  # noqa: D102
         c = self._steepness(sign)
         return _form("softplus", -sign * c, sign * c * self.threshold, 2 / c)
+
+
+class Sigmoid(PairLoss, swift=True):
+    """Minus the log-probability of a pair's sign, which is the logistic function of its scaled and shifted score.
+
+        l = log(1 + e^{-z}) positive,  log(1 + e^{z}) negative,  z = t·s + b
+
+    Args:
+        scale: t.
+        bias: b.
+
+    >>> Sigmoid(scale=2.0)(torch.tensor([0.0]), +1)  # log 2
+    tensor([0.6931])
+    """
+
+    scale: Positive = 1.0
+    bias: Number = 0.0
+
+    def forward(self, s: Tensor, sign: int) -> Tensor:  # noqa: D102
+        return softplus(-sign * (self.scale * s + self.bias), threshold=40.0)
+
+    def form(self, sign: int) -> PairForm:  # noqa: D102
+        return _form("softplus", -sign * self.scale, -sign * self.bias)
 
 
 class Squared(PairLoss, swift=True):

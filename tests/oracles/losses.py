@@ -529,3 +529,33 @@ def spread_floor(E, y, inner="SupCon", floor=0.5, weight=1):
     spread = _average(sines) if sines else 1
     barrier = max(ZERO, np.log(np.longdouble(floor) / (spread + np.longdouble(1e-6))))
     return {"SupCon": sup_con}[inner](E, y) + weight * barrier
+
+
+def _towers(E, y, R, ry):
+    """Scores [n, m], and the positive and the negative pairs: of rows with one another, or with references R."""
+    S = scores(E, E if R is None else R, "cosine")
+    ry = y if R is None else ry
+    every = [(i, j) for i in range(len(y)) for j in range(len(ry)) if R is not None or i != j]
+    return S, [(i, j) for i, j in every if y[i] == ry[j]], [(i, j) for i, j in every if y[i] != ry[j]]
+
+
+def clip(E, y, temperature=0.07, R=None, ry=None):
+    """mean over positive pairs (i, j) of half the sum of two cross-entropies, each against the negatives of one end.
+
+    (1/2) [ log(1 + sum_{k in N_i} e^((s_ik - s_ij)/temperature)) + log(1 + sum_{k in N_j} e^((s_kj - s_ij)/temperature)) ]
+    """
+    S, positive, negative = _towers(E, y, R, ry)
+    terms = []
+    for i, j in positive:
+        row = log_one_plus_sum([(S[a, b] - S[i, j]) / temperature for a, b in negative if a == i])
+        column = log_one_plus_sum([(S[a, b] - S[i, j]) / temperature for a, b in negative if b == j])
+        terms.append((row + column) / 2)
+    return _average(terms)
+
+
+def siglip(E, y, scale=10, bias=-10, R=None, ry=None):
+    """(1/n) sum over pairs of log(1 + e^(-z)) if positive, log(1 + e^z) if negative, z = scale s_ij + bias."""
+    S, positive, negative = _towers(E, y, R, ry)
+    terms = [softplus(-(scale * S[i, j] + bias)) for i, j in positive]
+    terms += [softplus(scale * S[i, j] + bias) for i, j in negative]
+    return sum(terms, ZERO) / len(y)

@@ -460,6 +460,7 @@ NEEDED = {
     "drotrimmed": {"top": 1.5, "k": 2.5},
     "drotrimmedpn": {"wrong": 0.3, "k": 2.5},
     "drochisquare": {"rho": 2.0},
+    "siglip": {"scale": 3.0},  # at 10 the third derivative is no longer negligible
 }
 
 

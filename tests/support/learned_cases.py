@@ -49,7 +49,7 @@ def _recipes() -> list[Case]:
         for name in learnable(kind):
             known = settings_cases.given(kind, name)
             start = known.get(name, inspect.signature(kind).parameters[name].default)
-            known = known | ({"learn": False} if kind is L.Margin else {})
+            known = known | ({"learn": False} if "learn" in inspect.signature(kind).parameters else {})
             start = start or (0.2 if name == "smooth" else 0.13)
             found.append(
                 Case(
@@ -65,6 +65,7 @@ PAIRS: dict[type, dict[str, float]] = {
     P.Hinge: {"margin": 0.3, "threshold": 0.4, "smooth": 0.2},
     P.Logistic: {"threshold": 0.3, "slope_positive": 2.0, "slope_negative": 5.0},
     P.Squared: {"pos_margin": -0.9, "neg_margin": 0.6, "power": 2.0},
+    P.Sigmoid: {"scale": 3.0, "bias": -0.5},
     P.Linear: {"threshold": 0.3, "margin": 0.1, "scale": 1.4},
     P.Identity: {"scale": 1.4},
     P.CircleScore: {"margin": 0.4, "scale": 4.0},

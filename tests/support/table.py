@@ -131,6 +131,8 @@ VARIANTS = (
     Row("SoftTriple", lambda: L.SoftTriple(CLASSES, DIM, centers=2, margin=0.3, scale=8.0),
         {"margin": 0.3, "scale": 8.0}, proxies="centers", centers=2, reference=False),
     Row("SmoothAP", lambda: L.SmoothAP(temperature=0.1), {"temperature": 0.1}),
+    Row("CLIP", lambda: L.CLIP(temperature=0.2, learn=True), {"temperature": 0.2}, "learned"),
+    Row("SigLIP", lambda: L.SigLIP(scale=3.0, bias=-1.0, learn=False), {"scale": 3.0, "bias": -1.0}, "plain"),
 )  # fmt: skip
 PRODUCTS = [name for name in L.__all__ if issubclass(getattr(L, name), nf.RobustLoss)]
 """All losses but the one around another loss, which tests/losses/test_spread.py compares with its oracle."""

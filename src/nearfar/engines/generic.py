@@ -255,9 +255,13 @@ def _by_columns(strips: PlainStrips, grad_output: Tensor | None) -> Tensor:
     """
     product, single = strips.product, strips.product.reduction == "none"
     learns = strips.learns and (not single or grad_output is not None)
+    cols = torch.zeros(2, len(strips.cols), dtype=strips.rows.dtype, device=strips.rows.device)
     with torch.no_grad():
-        found = [_column_problem(strips, here, False)[0] for here in _column_cuts(strips)]
-        cols, has_cols = torch.cat([x.value() for x in found]), torch.cat([present(x.measure) for x in found])
+        for here in _column_cuts(strips):
+            wide = _column_problem(strips, here, False)[0]
+            cols[0, here], cols[1, here] = wide.value(), present(wide.measure)
+    cols, has_cols = strips.ranks.sum(cols)
+    has_cols = has_cols > 0
     at_cols, counted = torch.zeros_like(cols), Counted()
     for here in strips:
         with torch.set_grad_enabled(learns):
@@ -285,9 +289,9 @@ def _by_columns(strips: PlainStrips, grad_output: Tensor | None) -> Tensor:
 
 
 def _column_cuts(strips: PlainStrips) -> list[slice]:
-    """PlainStrips of columns; every process has all columns, as it has all rows."""
+    """The strips of columns of this process."""
     tall = strips.tile or min(512, max(16, ENTRIES // max(1, len(strips.rows))))
-    return [slice(j, min(j + tall, len(strips.cols))) for j in range(0, len(strips.cols), tall)]
+    return cuts(len(strips.cols), tall, strips.ranks)
 
 
 def _column_problem(strips: PlainStrips, here: slice, leaf: bool) -> tuple[Problem, Tensor, Tensor]:
@@ -306,7 +310,7 @@ def _column_problem(strips: PlainStrips, here: slice, leaf: bool) -> tuple[Probl
 
 def _pull_columns(strips: PlainStrips, at_cols: Tensor) -> None:
     """Add the gradient of the embeddings through the negative values of columns."""
-    for here in _column_cuts(strips) if strips.ranks.rank == 0 else []:
+    for here in _column_cuts(strips):
         with torch.enable_grad():
             problem, rows, cols = _column_problem(strips, here, True)
             by_row, by_col, *rest = _gradient((problem.value() * at_cols[here]).sum(), (rows, cols, *strips.params))

@@ -4,7 +4,7 @@ A loss is public if its module names it in `__all__`; there is no second list of
 """
 
 from nearfar._utils.keywords import suggest_names
-from nearfar.losses import anchored, centers, dro, mean, proxies, ranking, softmax, spread, trimmed, triplet
+from nearfar.losses import anchored, centers, dro, mean, proxies, ranking, softmax, spread, trimmed, triplet, two_towers
 from nearfar.losses.anchored import *
 from nearfar.losses.centers import *
 from nearfar.losses.dro import *
@@ -15,6 +15,7 @@ from nearfar.losses.softmax import *
 from nearfar.losses.spread import *
 from nearfar.losses.trimmed import *
 from nearfar.losses.triplet import *
+from nearfar.losses.two_towers import *
 
 __all__: list[str] = []
 __all__ += anchored.__all__
@@ -27,4 +28,5 @@ __all__ += softmax.__all__
 __all__ += spread.__all__
 __all__ += trimmed.__all__
 __all__ += triplet.__all__
+__all__ += two_towers.__all__
 __getattr__ = suggest_names("nearfar.losses", __all__)

@@ -102,7 +102,8 @@ class CachedProduct:
 
     Args:
         product: the factors.
-        learned: one of the settings is a tensor, so that each call needs a product in its own autograd graph.
+        learned: a setting, or a number that the loss made of one, is a tensor, so that each call needs a product in
+            its own autograd graph.
     """
 
     product: Product
@@ -128,8 +129,9 @@ class CachedProduct:
     def of(loss: Any, old: CachedProduct | None) -> CachedProduct:
         """Make the product of a loss; register parts that were given or have parameters as its submodules."""
         given = _given(loss)
-        found = CachedProduct(make_product(loss, old), any(isinstance(x, Tensor) for x in given.values()))
-        product = found.product
+        product = make_product(loss, old)
+        numbers = (x for part in product.parts if part is not None for x in vars(part).values())
+        found = CachedProduct(product, any(isinstance(x, Tensor) for x in (*given.values(), *numbers)))
         for name, part in (
             ("pair_positive", product.positive),
             ("pair_negative", None if product.negative is product.positive else product.negative),
