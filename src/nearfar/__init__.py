@@ -14,6 +14,7 @@ from nearfar import groups, links, losses, miners, pairs, sets, similarity
 from nearfar._utils.checks import DegenerateBatchWarning
 from nearfar._utils.keywords import suggest_names
 from nearfar.losses.explanation import Explanation
+from nearfar.losses.nested import Nested
 from nearfar.losses.robust import RobustLoss
 from nearfar.relations.relation import Relation
 
@@ -49,6 +50,7 @@ __all__ = [
     "DegenerateBatchWarning",
     "Distributed",
     "Explanation",
+    "Nested",
     "Proximal",
     "Relation",
     "RobustLoss",

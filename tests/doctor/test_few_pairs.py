@@ -132,6 +132,7 @@ def test_every_loss_has_a_count(name, tmp_path):
         "DroTrimmed": {"top": 2, "k": 8},
         "DroChiSquare": {"rho": 1.0},
         "SpreadFloor": {"loss": "SupCon"},
+        "Nested": {"loss": "SupCon", "dims": [2, 3]},
     }
     needed["DroTrimmedPN"] = {"wrong": 0.2, "k": 8}
     settings = config(loss={"name": name, **needed.get(name, {})}, training={"steps": 1, "diagnose_every": 1})

@@ -95,8 +95,8 @@ def test_what_is_learned_moves_and_is_saved():
     loss(x[0], x[1], ref_emb=y[0], ref_labels=y[1]).backward()
     optimizer.step()
     assert measure(loss, x, y)[0] < first
-    assert float(loss.scale) != 10
-    assert float(loss.bias) != -10
+    assert loss.scale.item() != 10
+    assert loss.bias.item() != -10
     twin = L.SigLIP().double()
     twin.load_state_dict(loss.state_dict())
     assert torch.equal(measure(twin, x, y)[0], measure(loss, x, y)[0])

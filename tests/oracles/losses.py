@@ -542,7 +542,7 @@ def _towers(E, y, R, ry):
 def clip(E, y, temperature=0.07, R=None, ry=None):
     """mean over positive pairs (i, j) of half the sum of two cross-entropies, each against the negatives of one end.
 
-    (1/2) [ log(1 + sum_{k in N_i} e^((s_ik - s_ij)/temperature)) + log(1 + sum_{k in N_j} e^((s_kj - s_ij)/temperature)) ]
+    (1/2) [ log(1 + sum_{k in N_i} e^((s_ik - s_ij)/t)) + log(1 + sum_{k in N_j} e^((s_kj - s_ij)/t)) ], t = temperature
     """
     S, positive, negative = _towers(E, y, R, ry)
     terms = []
@@ -559,3 +559,8 @@ def siglip(E, y, scale=10, bias=-10, R=None, ry=None):
     terms = [softplus(-(scale * S[i, j] + bias)) for i, j in positive]
     terms += [softplus(scale * S[i, j] + bias) for i, j in negative]
     return sum(terms, ZERO) / len(y)
+
+
+def nested(E, y, inner="SupCon", dims=(2, 3), weights=(1, 1)):
+    """sum_k weights_k times the loss of the first dims_k columns."""
+    return sum(weight * {"SupCon": sup_con}[inner](E[:, :dim], y) for dim, weight in zip(dims, weights, strict=True))

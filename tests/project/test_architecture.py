@@ -23,7 +23,7 @@ ORACLES = sorted((Path(__file__).parents[1] / "oracles").glob("[!t]*.py"))
 
 PUBLIC = {
     "nearfar": """
-        DegenerateBatchWarning Explanation CrossBatchMemory Distributed Proximal Relation RobustLoss
+        DegenerateBatchWarning Explanation CrossBatchMemory Distributed Nested Proximal Relation RobustLoss
         batches cached_step calibrate compare data diagnose distributed doctor evaluate evaluate_pairs
         evaluate_retrieval evaluation geometry inspect inspection
         groups linear links losses miners models pairs plot pml report runs sets similarity studies suggest_step train

@@ -102,6 +102,7 @@ def of_products() -> dict[str, Case]:
                     ),
                     batch, "tiled", 3 if groups in ("batch", "sign") else 9,  # sets of anchors: a solution each strip
                 )  # fmt: skip
+    found["nested"] = plain(lambda: nf.Nested(on(L.SupCon(), "tiled", 5), dims=(2, 4)), larger, "", None)
     for name, make in PRODUCTS.items():
         found[name] = plain(make, larger, "tiled", 5)
     for name, miner in MINERS.items():

@@ -126,6 +126,7 @@ _TABLE: dict[str, tuple[Any, ...]] = {
     "FastAP": (_ours(L.FastAP), _theirs("FastAPLoss")),
     "SmoothAP": (_ours(L.SmoothAP),),
     "SpreadFloor": (lambda rows, width, engine: L.SpreadFloor(L.Triplet(mining="hard", engine=engine)),),
+    "Nested": (lambda rows, width, engine: L.Nested(L.NTXent(engine=engine), dims=(width // 2, width)),),
     "miner MultiSimilarity": (_ours(L.Contrastive, miner=miners.MultiSimilarity(), **_FILTERED),
      _theirs("ContrastiveLoss", "MultiSimilarityMiner")),
     "miner Hard": (_ours(L.Contrastive, miner=miners.Hard(), **_FILTERED),

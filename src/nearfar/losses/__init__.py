@@ -4,11 +4,25 @@ A loss is public if its module names it in `__all__`; there is no second list of
 """
 
 from nearfar._utils.keywords import suggest_names
-from nearfar.losses import anchored, centers, dro, mean, proxies, ranking, softmax, spread, trimmed, triplet, two_towers
+from nearfar.losses import (
+    anchored,
+    centers,
+    dro,
+    mean,
+    nested,
+    proxies,
+    ranking,
+    softmax,
+    spread,
+    trimmed,
+    triplet,
+    two_towers,
+)
 from nearfar.losses.anchored import *
 from nearfar.losses.centers import *
 from nearfar.losses.dro import *
 from nearfar.losses.mean import *
+from nearfar.losses.nested import *
 from nearfar.losses.proxies import *
 from nearfar.losses.ranking import *
 from nearfar.losses.softmax import *
@@ -22,6 +36,7 @@ __all__ += anchored.__all__
 __all__ += centers.__all__
 __all__ += dro.__all__
 __all__ += mean.__all__
+__all__ += nested.__all__
 __all__ += proxies.__all__
 __all__ += ranking.__all__
 __all__ += softmax.__all__

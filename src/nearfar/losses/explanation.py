@@ -1,6 +1,8 @@
 """`explain`: the pair losses, the weights p* and the dual variables behind the value of a loss."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,7 +15,7 @@ from nearfar.groups._ranking import Bins
 from nearfar.groups._triplets import positives
 from nearfar.miners import ScoredPairs
 
-__all__ = ["Explanation", "explain", "unexplained"]
+__all__ = ["Explanation", "explain", "sum_explanations", "unexplained"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,3 +155,30 @@ def unexplained(value: Tensor) -> Explanation:
     value = value.detach()
     none = value.new_zeros(0, 0)
     return Explanation(value, none, none, value.new_zeros(0), 0, 0, 0.0, 0.0, none, none, none, none)
+
+
+def sum_explanations(parts: Sequence[tuple[float, Explanation]], columns: int) -> Explanation:
+    """The explanation of Σ weight · loss: those of the losses side by side, as if the columns stood once for each."""
+    each = [part for _, part in parts]
+    if any(part.losses.ndim != each[0].losses.ndim for part in each):
+        raise ValueError("explain: losses of pairs and of triplets have no common explanation; explain each of them.")
+    joint: dict[str, Any] = {
+        name: torch.cat([getattr(part, name) for part in each], dim=1)
+        for name in ("losses", "weights", "scores", "signs")
+    }
+    joint |= {
+        name: torch.cat([weight * getattr(part, name) for weight, part in parts], dim=1)
+        for name in ("influence", "pull")
+    }
+    spread, places = joint["influence"], [part.positives for part in each]
+    found = [x + number * columns for number, x in enumerate(places) if x is not None]
+    return Explanation(
+        value=torch.stack([weight * part.value for weight, part in parts]).sum(),
+        dual=torch.cat([part.dual.flatten() for part in each]),
+        active_positives=sum(part.active_positives for part in each),
+        active_negatives=sum(part.active_negatives for part in each),
+        effective_pairs=float(over(spread.abs().sum() ** 2, (spread**2).sum())),
+        weighted_loss=sum(weight * part.weighted_loss for weight, part in parts),
+        positives=torch.cat(found, dim=1) if found else None,
+        **joint,
+    )

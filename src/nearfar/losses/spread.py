@@ -1,16 +1,15 @@
 """`SpreadFloor`: a term that keeps the rows of a batch from collapsing onto one line."""
 
-from dataclasses import field, replace
+from dataclasses import replace
 from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 
 from nearfar._utils.checks import check_positive
-from nearfar._utils.shortcuts import check_part
-from nearfar.losses.annealing import advance
 from nearfar.losses.explanation import Explanation
-from nearfar.losses.robust import Call, Loss
+from nearfar.losses.robust import Call
+from nearfar.losses.wrapper import Wrapper
 
 __all__ = ["SpreadFloor"]
 
@@ -18,7 +17,7 @@ LEAST = 1e-6
 """Added to the spread, so that equal rows give a finite value; float32 is no more accurate."""
 
 
-class SpreadFloor(Loss):
+class SpreadFloor(Wrapper):
     """A loss plus a barrier that grows without bound as the rows of the batch collapse onto a single line.
 
         loss + weight · [ log(floor / V) ]₊,    V = mean over pairs of rows of  1 - cos²  = 1 - (‖UᵀU‖² - n) / (n(n-1))
@@ -52,33 +51,18 @@ class SpreadFloor(Loss):
     True
     """
 
-    loss: Loss = field(kw_only=False)
     floor: float = 0.5
     weight: Annotated[float, check_positive] = 1.0
 
     def _remake(self) -> None:
-        check_part("SpreadFloor", "loss", self.loss, Loss, "nf.losses.Triplet()")
+        super()._remake()
         if not 0 < self.floor < 1:
             raise ValueError(f"SpreadFloor: floor must lie between 0 and 1, but came as {self.floor!r}.")
-        if getattr(self.loss, "reduction", None) == "none":
-            raise ValueError(
-                'SpreadFloor: the loss must be one number, but came with reduction="none"; leave the reduction out.'
-            )
-        self.owner = self.loss.owner
-
-    @property
-    def exact_gradient(self) -> bool:
-        """Whether the gradient is that of the value."""
-        return bool(getattr(self.loss, "exact_gradient", True))
 
     def barrier(self, embeddings: Tensor) -> Tensor:
         """The barrier weight · [log(floor / V)]₊ of rows [n, d]; 0 for fewer than two rows."""
         wide = torch.promote_types(embeddings.dtype, torch.float32)
         return self.weight * torch.relu(torch.log(self.floor / (spread(embeddings.to(wide)) + LEAST)))
-
-    def step(self) -> None:
-        """Count a training step, in case the wrapped loss anneals."""
-        advance(self.loss)
 
     def _value(self, call: Call) -> Tensor:
         return self.loss._value(call) + self.barrier(call.embeddings)

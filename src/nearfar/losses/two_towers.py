@@ -60,7 +60,7 @@ class CLIP(Recipe):
 
     def _read_temperature(self) -> Number:
         """τ: its initial value, divided by what was learned."""
-        start = self.setting("temperature")
+        start: Number = self.setting("temperature")
         return start if self.log_scale is None else start * torch.exp(-self.log_scale)
 
     def factors(self) -> Factors:  # noqa: D102
@@ -102,12 +102,13 @@ class SigLIP(Recipe):
 
     def _read_scale(self) -> Number:
         """The scale t: its initial value, times what was learned."""
-        start = self.setting("scale")
+        start: Number = self.setting("scale")
         return start if self.log_scale is None else start * torch.exp(self.log_scale)
 
     def _read_bias(self) -> Number:
         """The bias b: its initial value plus what was learned."""
-        return self.setting("bias") if self.offset is None else self.setting("bias") + self.offset
+        start: Number = self.setting("bias")
+        return start if self.offset is None else start + self.offset
 
     def factors(self) -> Factors:  # noqa: D102
         return Factors(pair=Sigmoid(self._read_scale(), self._read_bias()), over=Mean())
