@@ -29,7 +29,7 @@ PUBLIC = {
         groups linear links losses miners models pairs plot pml report runs sets similarity studies suggest_step train
         tune
     """,
-    "nearfar.batches": "HardClasses MPerClass Proximal Representatives Violations violations",
+    "nearfar.batches": "HardClasses MPerClass Pairs Proximal Representatives Violations violations",
     "nearfar.plot": "class_confusion class_recall embedding_map gallery recall_curve weights",
     "nearfar.sets": """
         CalibratedKL ChiSquare Dual DetachedWeights KL KLBall Mean PowerWeights Sampled TopK Trimmed

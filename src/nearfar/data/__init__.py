@@ -12,18 +12,23 @@ from nearfar.data._registry import open_data
 from nearfar.data._samples import ByName, DataSet, Labeled, Samples, Tensors, genuine, numbered, part
 from nearfar.data._shards import shards
 from nearfar.data._splits import class_disjoint, classes_by_name
+from nearfar.data._texts import Texts, texts
+from nearfar.data._tokens import Document, Tokens
 
 __all__ = [
     "ByName",
     "CorruptImageError",
     "CorruptImageWarning",
     "DataSet",
+    "Document",
     "Glyphs",
     "Labeled",
     "Pictures",
     "Samples",
     "Split",
     "Tensors",
+    "Texts",
+    "Tokens",
     "View",
     "cars",
     "class_disjoint",
@@ -44,6 +49,7 @@ __all__ = [
     "part",
     "shards",
     "sop",
+    "texts",
     "transforms",
     "vectors",
 ]

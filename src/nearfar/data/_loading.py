@@ -11,6 +11,7 @@ from torch.utils.data import Dataset
 from nearfar._utils.checks import check_seed
 from nearfar.data._device_samples import DeviceSamples
 from nearfar.data._samples import Samples, Size, Tensors, Transform, genuine, hold
+from nearfar.data._tokens import pad
 
 Key = int | tuple[int, int]
 Batch = tuple[Tensor, Tensor, Tensor]
@@ -136,6 +137,7 @@ def _indices(pairs: Sequence[tuple[int, int]]) -> Tensor:
 
 
 def _stack(tensors: Sequence[Tensor]) -> Tensor:
+    tensors = pad(tensors)
     shapes = {tuple(tensor.shape) for tensor in tensors}
     if len(shapes) > 1:
         first, second = sorted(shapes)[:2]
@@ -143,4 +145,4 @@ def _stack(tensors: Sequence[Tensor]) -> Tensor:
             f"View: the samples of a batch must have one shape, but {list(first)} and {list(second)} came; "
             "choose a transform that crops, such as 'qi2020' or 'can2019'."
         )
-    return torch.stack(list(tensors))
+    return torch.stack(tensors)

@@ -16,6 +16,7 @@ from nearfar.data._pictures import OnCorrupt, check_on_corrupt
 from nearfar.data._samples import DataSet, Tensors
 from nearfar.data._shards import shards
 from nearfar.data._tables import SIDES
+from nearfar.data._texts import csv_columns, layout_of, texts
 
 
 def open_data(
@@ -31,8 +32,8 @@ def open_data(
     """Open a data set by name.
 
     Args:
-        name: glyphs, omniglot, cub, flowers, cars, sop, inshop, folder, manifest, vectors, shards or hf; None: the kind
-            that the files at the path show (`kind_of`), or glyphs without a path.
+        name: glyphs, omniglot, cub, flowers, cars, sop, inshop, folder, manifest, vectors, texts, shards or hf; None:
+            the kind that the files at the path show (`kind_of`), or glyphs without a path.
         path: the folder or file of the data set; glyphs has none.
         labels: where the labels are in `shards` (a suffix, json.KEY or a .csv file) or `hf` (a column).
         inputs: where pictures are in `shards` (a suffix), or pictures or vectors in `hf` (a column).
@@ -91,6 +92,9 @@ def kind_of(path: str | Path | None) -> str:
 
 def _kinds(place: Path) -> Iterator[str]:
     """The kinds that the files at a path suggest."""
+    if place.is_file() and place.suffix.lower() == ".csv":
+        yield "texts" if layout_of(csv_columns(place)) else "manifest"
+        return
     if place.is_file():
         yield "omniglot" if place.name in MARKS["omniglot"] else SUFFIXES.get(place.suffix.lower(), "")
         return
@@ -122,10 +126,10 @@ def of_glyphs(data: Glyphs) -> DataSet:
     return DataSet("glyphs", samples(data.train), samples(data.test))
 
 
-_READERS: tuple[Any, ...] = (omniglot, cub, flowers, cars, sop, inshop, folder, manifest, vectors, shards, hf)
+_READERS: tuple[Any, ...] = (omniglot, cub, flowers, cars, sop, inshop, folder, manifest, vectors, texts, shards, hf)
 READERS: dict[str, Callable[..., DataSet]] = {read.__name__: read for read in _READERS}
 NAMES = ("glyphs", *READERS)
-SUFFIXES = {".npz": "vectors", ".csv": "manifest", ".tar": "shards"}
+SUFFIXES = {".npz": "vectors", ".tar": "shards", ".jsonl": "texts", ".parquet": "texts"}
 MARKS = {
     "omniglot": ("omniglot_28.npz",),
     "cub": ("image_class_labels.txt", "cub200_full_labels.csv"),

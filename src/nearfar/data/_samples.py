@@ -50,6 +50,7 @@ class DataSet:
         test: test samples: each is a query against the others, or against `gallery` if there is one.
         gallery: the reference set of the queries in `test`; its labels and classes are those of `test`.
         ks: the customary values of k in recall@k.
+        about: how its files were understood, in words, if there was a choice.
     """
 
     name: str
@@ -57,6 +58,7 @@ class DataSet:
     test: Samples
     gallery: Samples | None = None
     ks: tuple[int, ...] = USUAL_KS
+    about: str = ""
 
 
 class PackedNames(Sequence[str]):
@@ -260,6 +262,10 @@ def part(samples: Samples, indices: Any, given: Labels | None = None) -> Samples
         raise ValueError("part: indices must name at least one sample, but none came.")
     if rows.min() < 0 or rows.max() >= len(samples):
         raise ValueError(f"part: indices must lie in 0..{len(samples) - 1}, but came as {rows.min()} to {rows.max()}.")
+    own = getattr(samples, "part", None)
+    if own is not None:
+        chosen: Samples = own(rows, given)
+        return chosen
     present, labels = np.unique(samples.labels[rows] if given is None else given, return_inverse=True)
     labels = labels.reshape(-1).astype(np.int64)
     classes = tuple(samples.classes[label] for label in present.tolist())

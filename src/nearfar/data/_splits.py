@@ -26,14 +26,21 @@ def class_disjoint(samples: Samples, share: float, *, seed: int) -> tuple[Labels
     check_seed("class_disjoint", seed)
     if not 0 < share < 1:
         raise ValueError(f"class_disjoint: share must lie between 0 and 1, both excluded, but came as {share!r}.")
-    classes = len(samples.classes)
-    if classes < 2:
+    among = classes_to_split(samples)
+    if len(among) < 2:
         raise ValueError("class_disjoint: a split by class needs two classes or more, but one came; add other classes.")
-    count = min(max(round(share * classes), 1), classes - 1)
-    chosen = np.zeros(classes, dtype=np.bool_)
-    chosen[np.random.default_rng(seed).permutation(classes)[:count]] = True
+    count = min(max(round(share * len(among)), 1), len(among) - 1)
+    chosen = np.zeros(len(samples.classes), dtype=np.bool_)
+    chosen[among[np.random.default_rng(seed).permutation(len(among))[:count]]] = True
     held_out = chosen[samples.labels]
     return np.flatnonzero(~held_out), np.flatnonzero(held_out)
+
+
+def classes_to_split(samples: Samples) -> Labels:
+    """The classes of the samples, or of the queries where only some samples are queries."""
+    queries = getattr(samples, "queries", None)
+    found: Labels = np.arange(len(samples.classes)) if queries is None else np.unique(samples.labels[queries])
+    return found
 
 
 def classes_by_name(samples: Samples, patterns: Sequence[str]) -> tuple[Labels, Labels]:
@@ -102,4 +109,5 @@ class Shares:
 
 def classes_apart(train: Samples, test: Samples) -> int:
     """The number of classes that are only in the test; 0 if class names do not distinguish them."""
-    return len(test.classes) if set(train.classes).isdisjoint(test.classes) else 0
+    sides = [{samples.classes[label] for label in classes_to_split(samples)} for samples in (train, test)]
+    return len(sides[1]) if sides[0].isdisjoint(sides[1]) else 0

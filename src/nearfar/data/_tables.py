@@ -1,8 +1,9 @@
 """Safe reading of text files that list images: files from untrusted sources, in which a line may be huge."""
 
 import csv
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from nearfar._utils.checks import printable
 
@@ -74,18 +75,34 @@ def table(
         raise ValueError(f"{owner}: {path} cannot be read as a CSV file ({error}).") from None
     if not rows and not empty:
         raise ValueError(f"{owner}: {path} holds no rows below its first line.")
-    for line, row in enumerate(rows, start=2):
+    check_rows(owner, path, rows, filled, unique=unique)
+    return rows
+
+
+def check_rows(
+    owner: str,
+    path: Path,
+    rows: Sequence[Mapping[Any, Any]],
+    filled: Sequence[str],
+    *,
+    unique: str | None = None,
+    first: int = 2,
+) -> None:
+    """Check that rows fill some columns, that a split is train or test, and that the values of `unique` differ.
+
+    `first` is the number of the first row, for messages.
+    """
+    for line, row in enumerate(rows, start=first):
         if None in row or None in row.values() or any(not row[column] for column in filled):
             held = printable(", ".join(str(value) for value in row.values() if value))
             raise ValueError(f"{owner}: row {line} of {path} must fill {', '.join(filled)}, but holds {held}.")
     seen: dict[str, int] = {}
-    for line, row in enumerate(rows, start=2):
+    for line, row in enumerate(rows, start=first):
         side, key = row.get("split", "train"), row[unique] if unique else ""
         if side not in SIDES:
             raise ValueError(f"{owner}: split in {path} must be train or test, but row {line} has {printable(side)!r}.")
         if unique and seen.setdefault(key, line) != line:
             raise ValueError(f"{owner}: {printable(key)} stands in rows {seen[key]} and {line} of {path}; keep one.")
-    return rows
 
 
 def whole_number(owner: str, path: Path, word: str) -> int:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from nearfar._utils.arrays import labels_of, tensor_of
 from nearfar._utils.files import check_seal, read_arrays, write_arrays, write_text
 from nearfar._utils.progress import Progress
+from nearfar.data._tokens import pad
 from nearfar.evaluation._fingerprint import of_weights
 from nearfar.evaluation._vectors import Vectors
 from nearfar.evaluation.parallel import share
@@ -176,7 +177,7 @@ def _batch(data: Any, rows: range) -> tuple[Tensor, Part, Sequence[int]]:
 
 def _stack(samples: Sequence[Any]) -> Tensor:
     try:
-        return torch.stack([tensor_of(x) if isinstance(x, np.ndarray) else torch.as_tensor(x) for x in samples])
+        return torch.stack(pad([tensor_of(x) if isinstance(x, np.ndarray) else torch.as_tensor(x) for x in samples]))
     except (RuntimeError, TypeError, ValueError) as error:
         raise ValueError(
             f"embed: samples of a batch must be tensors of one shape ({error}); convert them in the dataset."

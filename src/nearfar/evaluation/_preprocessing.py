@@ -32,6 +32,9 @@ def describe(transform: object) -> dict[str, Any]:
     >>> describe(Plain(mean=(0.5,)))
     {'name': 'plain', 'mean': [0.5], 'std': [1.0]}
     """
+    own = getattr(transform, "describe", None)
+    if own is not None:
+        return dict(own())
     name = next((name for name, kind in KINDS.items() if type(transform) is kind), None)
     if name is None or getattr(transform, "train", False):
         raise ValueError(

@@ -21,7 +21,8 @@ class Embedder(Keywords, nn.Module):
     """x [b, ...] -> trunk -> pool -> head -> embeddings [b, embedding_dim], of unit length by default.
 
     Args:
-        trunk: its output is feature maps [b, c, h, w], which are pooled, or vectors [b, c].
+        trunk: its output is feature maps [b, c, h, w], which are pooled, or vectors [b, c]. One with an attribute
+            `takes` gets inputs of this dtype, and `transform` is its own transform from a raw sample to an input.
         embedding_dim: dimension of the embedding; None: that of the pooled features, with a square head initialized to
             the identity, so that training starts from the features and not from a random projection of them.
         size: the shape of one input.
@@ -66,9 +67,14 @@ class Embedder(Keywords, nn.Module):
         self.embedding_dim = embedding_dim or hidden or features
         self.head = _head(features, embedding_dim, hidden, bn_neck)
 
+    @property
+    def transform(self) -> Any:
+        """The transform that the network brings, such as a tokenizer; None if inputs need none of its own."""
+        return getattr(self.trunk, "transform", None)
+
     def forward(self, x: Tensor) -> Tensor:
         """Compute the embeddings [b, embedding_dim]."""
-        x = x.to(next(self.head.parameters()).dtype)
+        x = x.to(getattr(self.trunk, "takes", None) or next(self.head.parameters()).dtype)
         z = self._embed(x)
         if not self.flip or self.training:
             return z
@@ -91,7 +97,8 @@ class Embedder(Keywords, nn.Module):
         modes = [(module, module.training) for module in self.trunk.modules()]
         self.trunk.eval()
         with torch.no_grad():
-            z = self.trunk(torch.zeros(1, *size, dtype=next(self.trunk.parameters(), torch.empty(0)).dtype))
+            like = getattr(self.trunk, "takes", None) or next(self.trunk.parameters(), torch.empty(0)).dtype
+            z = self.trunk(torch.zeros(1, *size, dtype=like))
         for module, training in modes:
             module.training = training
         if z.ndim not in (2, 4):

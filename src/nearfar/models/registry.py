@@ -1,7 +1,8 @@
 """Networks by name: ours, and those of timm and torchvision; and the default network for a shape of inputs."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -10,12 +11,13 @@ from nearfar._utils.checks import check_choice
 from nearfar.models.embedder import Embedder, Shape, linear
 from nearfar.models.lite0 import CLASSIFIER, MEAN, SIZE, STD, Lite0, imagenet_file
 from nearfar.models.small import small
+from nearfar.models.text_encoders import text_trunk
 from nearfar.models.timm_torchvision import Backbone, from_timm, from_torchvision
 from nearfar.models.weights import Weights
 
 __all__ = ["LARGE", "NAMES", "OWN", "build", "network_for"]
 
-NAMES = ("small", "linear", "mlp", "lite0", "timm:NAME", "torchvision:NAME")
+NAMES = ("small", "linear", "mlp", "lite0", "timm:NAME", "torchvision:NAME", "text:static", "text:FOLDER")
 LARGE = 64
 """Pixels a side above which a picture is a photograph: too large for `small`."""
 
@@ -32,12 +34,17 @@ def build(
     hidden: int | None = None,
     bn_neck: bool = False,
     flip: bool = False,
+    tokenizer: str | Path | None = None,
+    length: int | None = None,
+    texts: Iterable[str] | None = None,
+    saved: Mapping[str, Any] | None = None,
 ) -> Embedder:
     """Build a network by name.
 
     Args:
-        name: "small" (three convolutions for drawings), "linear" and "mlp" (on vectors), "lite0", "timm:NAME" or
-            "torchvision:NAME".
+        name: "small" (three convolutions for drawings), "linear" and "mlp" (on vectors), "lite0", "timm:NAME",
+            "torchvision:NAME", "text:static" (the mean of a vector for each token), "text:FOLDER" (an encoder of
+            sentence-transformers, transformers or model2vec) or "text:A|text:B" (one for queries, one for documents).
         embedding_dim: dimension of the embedding; None: that of the trunk's features, by a head that begins as the
             identity.
         inputs: the shape of one input, such as (1, 32, 32) for drawings or (1280,) for vectors. Networks for
@@ -46,19 +53,36 @@ def build(
         normalize: scale each embedding to unit length.
         pretrained: start from ImageNet weights, where the network has any.
         weights: a file in place of the pretrained weights: the state dict of the network as timm or torchvision publish
-            it (.safetensors, .pth; the classifier is left out), or that of the trunk. Nothing in it is run.
+            it (.safetensors, .pth; the classifier is left out), or that of the trunk. Nothing in it is run. For
+            "text:static" a .safetensors or .npz file with the token vectors [n, d].
         hidden: width of a hidden layer in the head; for "mlp" the width of its layer (default 512).
         bn_neck: put a batch norm after the head.
         flip: outside training, take the mean of the embeddings of a picture and its mirror image.
+        tokenizer: for "text:static", the tokenizer.json of the token vectors; None: the one beside them.
+        length: for texts, the most tokens of one; None: as the encoder says, else 256.
+        texts: for "text:static" without weights, the texts whose words make the vocabulary.
+        saved: descriptions of saved text encoders, in place of their folders.
     """
     kind, _, rest = name.partition(":")
+    head: dict[str, Any] = {"embedding_dim": embedding_dim, "normalize": normalize, "bn_neck": bn_neck}
+    if kind == "text":
+        trunk = text_trunk(
+            rest,
+            pretrained=pretrained,
+            weights=None if weights is None else Path(weights),
+            tokenizer=None if tokenizer is None else Path(tokenizer),
+            length=length,
+            texts=texts,
+            saved=saved,
+        )
+        return Embedder(trunk, size=(1,), pool=pool, hidden=hidden, flip=flip, **head)
     file = None if weights is None else Weights.read(Path(weights))
     pretrained = pretrained and file is None
     if rest:
         check_choice("models", "name", kind, OUTSIDE)
         trunk, size, mean, std = OUTSIDE[kind](rest, pretrained, file)
     else:
-        check_choice("models", "name", name, (*OWN, *(f"{kind}:NAME" for kind in OUTSIDE)))
+        check_choice("models", "name", name, NAMES)
         if name not in OWN:
             raise ValueError(f"models: {name!r} needs the name of a network in place of NAME, such as timm:resnet50.")
         trunk, size, mean, std = OWN[name](inputs, pretrained, hidden)
@@ -66,15 +90,13 @@ def build(
             file.load_into(trunk, CLASSIFIER)
     return Embedder(
         trunk,
-        embedding_dim=embedding_dim,
         size=size if inputs is None else tuple(inputs),
         pool=pool,
-        normalize=normalize,
         hidden=None if name == "mlp" else hidden,
-        bn_neck=bn_neck,
         flip=flip,
         mean=mean,
         std=std,
+        **head,
     )
 
 

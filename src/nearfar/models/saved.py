@@ -23,6 +23,8 @@ from nearfar.evaluation._fingerprint import of_weights
 from nearfar.evaluation._preprocessing import describe, from_description
 from nearfar.models.embedder import POOLS, Embedder, freeze_norms, group_norms
 from nearfar.models.registry import OWN, build, network_for
+from nearfar.models.text import KEY as KEY_OF_TEXT
+from nearfar.models.text import described
 
 __all__ = ["Network", "Saved", "load", "of_checkpoint", "read"]
 
@@ -51,11 +53,11 @@ class Network:
     float64: bool = False
     flip: bool = False
 
-    def make(self, *, pretrained: bool = False, weights: str | None = None) -> Embedder:
-        """Build the network, by default with arbitrary weights; arguments as in `build`."""
+    def make(self, *, pretrained: bool = False, weights: str | None = None, **texts: Any) -> Embedder:
+        """Build the network, by default with arbitrary weights; arguments as in `build`, `texts` those for texts."""
         options = asdict(self)
         replace_norms, freeze, double = (options.pop(name) for name in ("group_norms", "freeze_norms", "float64"))
-        model = build(**options, pretrained=pretrained, weights=weights)
+        model = build(**options, pretrained=pretrained, weights=weights, **texts)
         if replace_norms:
             group_norms(model)
         if freeze:
@@ -66,7 +68,7 @@ class Network:
     def of_run(config: Mapping[str, Any], shape: tuple[int, ...]) -> Network:
         """The network of a run's configuration, for inputs of this shape."""
         spec = config["model"]
-        name = spec["name"] or network_for(shape)
+        name = spec["name"] or (f"{spec['query']}|{spec['document']}" if spec.get("query") else network_for(shape))
         known = {field.name: spec[field.name] for field in fields(Network) if field.name in spec}
         double = config["training"]["precision"] == "float64"
         return Network(**{**known, "name": name, "inputs": tuple(shape), "float64": double})
@@ -149,7 +151,7 @@ def read(path: str | os.PathLike[str]) -> Saved:
         raise FileNotFoundError(f"models: there is no file {path}; nearfar export RUN -o NAME.safetensors writes one.")
     about = _description(path)
     try:
-        saved = _from_description(about)
+        saved = _from_description(about, path)
         state = _weights(path, saved.model)
         if next(saved.model.parameters()).is_meta:
             saved.model.to_empty(device="cpu")
@@ -175,11 +177,13 @@ def of_checkpoint(path: Path, state: Mapping[str, Any]) -> Saved:
     try:
         shape, name = tuple(state["inputs"]["shape"]), state["inputs"]["transform"]
         network = Network.of_run(state["config"], shape)
-        model = network.make()
+        model = network.make(saved=described(state["model"]))
         model.load_state_dict(state["model"])
         size = shape[-1] if name in transforms.CROPS else None
         share = state["inputs"].get("crop_pct")
-        transform = transforms.get(name, False, model.mean, model.std, size=size, crop_pct=share)
+        transform = model.transform
+        if transform is None:
+            transform = transforms.get(name, False, model.mean, model.std, size=size, crop_pct=share)
     except (KeyError, TypeError, RuntimeError, AttributeError) as error:
         raise ValueError(f"models: {path} does not fit its configuration ({first_line(error)}); train anew.") from None
     classes = state.get("classes")
@@ -213,18 +217,26 @@ def _description(path: Path) -> dict[str, Any]:
     return about
 
 
-def _from_description(about: Mapping[str, Any]) -> Saved:
+def _from_description(about: Mapping[str, Any], path: Path) -> Saved:
     """The described network without its weights: on the meta device, if it is one of ours."""
     network, classes = Network.of_file(about["network"]), about["classes"]
     if network.name in OWN:
         with torch.device("meta"):  # a description may ask for any size; memory is taken once the weights fit
             model = network.make()
     else:
-        model = network.make()
+        model = network.make(saved=_described(path))
     if classes is not None and not (isinstance(classes, list) and all(isinstance(name, str) for name in classes)):
         raise ValueError("its classes are not a list of names")
-    transform = from_description(about["preprocessing"])
+    transform = model.transform or from_description(about["preprocessing"])
     return Saved(model, network, transform, None if classes is None else tuple(classes))
+
+
+def _described(path: Path) -> dict[str, Any]:
+    """The descriptions of the text encoders in a file."""
+    from safetensors import safe_open
+
+    with safe_open(path, framework="pt") as file:
+        return described({name: file.get_tensor(name) for name in file.keys() if name.endswith(KEY_OF_TEXT)})  # noqa: SIM118
 
 
 def _weights(path: Path, model: Embedder) -> dict[str, Tensor]:

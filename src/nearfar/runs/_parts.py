@@ -22,14 +22,16 @@ def _classes(module: ModuleType) -> Catalog:
 
 
 LOSSES = _classes(losses)
-SAMPLERS: Catalog = {"MPerClass": batches.MPerClass, "Representatives": batches.Representatives}
+SAMPLERS: Catalog = {"MPerClass": batches.MPerClass, "Representatives": batches.Representatives, "Pairs": batches.Pairs}
 DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "MPerClass": {"classes": None, "samples": 4},
     # by classes, so that each rank holds whole classes with their representatives
     "Representatives": {"batch_size": 128, "order": "classes"},
+    "Pairs": {"batch_size": None},
 }
 """Default arguments of the samplers."""
 CLASSES = 32  # the default number of classes in a batch; all classes if there are fewer
+PAIRS = 64  # the default number of pairs in a batch; one for each class if there are fewer
 INNER: Mapping[str, Catalog] = {
     "pair": _classes(pairs),
     "similarity": _classes(similarity),
@@ -46,10 +48,10 @@ def check(config: Config) -> None:
     """Raise an error for unknown names and options, before any data are read."""
     _check("loss", config.loss, LOSSES)
     _check("batches", config.batches, SAMPLERS)
-    if config.training.cross_batch_memory and config.batches.name == "Representatives":
+    if config.training.cross_batch_memory and config.batches.name != "MPerClass":
         raise ValueError(
-            "config: training.cross_batch_memory does not go with batches Representatives, whose pairs each hold a "
-            "representative; take MPerClass, or training.cross_batch_memory 0."
+            f"config: training.cross_batch_memory does not go with batches {config.batches.name}, which choose the "
+            "pairs themselves; take MPerClass, or training.cross_batch_memory 0."
         )
 
 
@@ -66,10 +68,18 @@ def make_loss(config: Config, *, classes: int, dim: int | None = None) -> Any:
     return CrossBatchMemory(loss, plan.cross_batch_memory, plan.cross_batch_memory_warmup)
 
 
-def make_sampler(config: Config, labels: Any, *, rank: int, world: int) -> Any:
-    """Build the batch sampler over the training labels, for rank `rank` of `world`."""
+def make_sampler(config: Config, labels: Any, *, rank: int, world: int, records: Any = None) -> Any:
+    """Build the batch sampler over the training labels, for rank `rank` of `world`.
+
+    `records` are those of pairs, see `nearfar.data.Texts`; None for data without pairs.
+    """
     given: dict[str, Any] = {"seed": config.training.seed, "rank": rank, "world": world}
     kind = _kind("batches", config.batches, SAMPLERS)
+    if (config.batches.name == "Pairs") != (records is not None):
+        held, take = ("pairs", "Pairs") if records is not None else ("no pairs", "MPerClass")
+        raise ValueError(f"config: the data hold {held}, and batches is {config.batches.name}; take --batches {take}.")
+    if records is not None:
+        given["records"] = records
     return kind(labels, **{**given, **shape_of_batch(config, len(set(labels.tolist())))})
 
 
@@ -78,6 +88,8 @@ def shape_of_batch(config: Config, classes: int) -> dict[str, Any]:
     given = {**DEFAULTS[config.batches.name], **config.batches.options}
     if config.batches.name == "MPerClass" and given["classes"] is None:
         given["classes"] = min(CLASSES, classes)
+    if config.batches.name == "Pairs" and given["batch_size"] is None:
+        given["batch_size"] = min(PAIRS, classes)
     return given
 
 
@@ -90,7 +102,7 @@ def _kind(place: str, part: Part, catalog: Catalog) -> Callable[..., Any]:
 def _check(place: str, part: Part, catalog: Catalog) -> None:
     known = inspect.signature(_kind(place, part, catalog)).parameters
     for key, value in part.options.items():
-        if key not in known or key in ("labels", "rank", "world"):
+        if key not in known or key in ("labels", "records", "rank", "world"):
             raise ValueError(f"config: {part.name} has no {place}.{key}; {right_name(part.name, key, known)}")
         if _is_part(key, value):
             _check(f"{place}.{key}", _inner(f"{place}.{key}", value), INNER[key])

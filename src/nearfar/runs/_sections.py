@@ -34,8 +34,8 @@ class DataConfig:
 
     name: str | None = option(
         None,
-        "glyphs, omniglot, cub, flowers, cars, sop, inshop, folder, manifest, vectors, shards or hf; null: found from "
-        "the path, or glyphs without one",
+        "glyphs, omniglot, cub, flowers, cars, sop, inshop, folder, manifest, vectors, texts, shards or hf; null: "
+        "found from the path, or glyphs without one",
     )
     path: str | None = later(None, "the folder or file; glyphs needs none")
     labels: str | None = option(None, "shards: a suffix, json.KEY or a .csv file; hf: a column; null: the usual one")
@@ -43,7 +43,9 @@ class DataConfig:
     corrections: str | None = option(
         None, "a .csv file of samples to ignore and labels to replace, as nearfar inspect writes it"
     )
-    transform: str | None = option(None, "none | glyphs | photographs | qi2020 | can2019; null: by the kind of data")
+    transform: str | None = option(
+        None, "none | glyphs | texts | photographs | qi2020 | can2019; null: by the kind of data"
+    )
     size: int | None = option(None, "side of the photographs in pixels; null: by the data and the network")
     train_size: int | None = option(
         None, "side in training in pixels; scaled by a flag that sets size alone; null: as in evaluation"
@@ -51,6 +53,7 @@ class DataConfig:
     crop_pct: float | None = option(
         None, "share of a photograph's short side in the center crop of evaluation; null: 0.875"
     )
+    max_tokens: int | None = option(None, "texts: the most tokens of one that are read; null: by the network")
     validation: float = option(0.1, "share of the training classes held out to choose the best checkpoint")
     validation_classes: tuple[str, ...] = option(
         (), "patterns of training classes to hold out instead of a share, such as 'U+1E*', 'gull*'"
@@ -71,7 +74,7 @@ class DataConfig:
             raise ValueError(f"config: data.validation must be from 0 to below 1, but came as {self.validation}.")
         check_positive("config", "data.workers", self.workers, zero=True)
         check_positive("config", "data.move", self.move, zero=True)
-        for name, side in (("size", self.size), ("train_size", self.train_size)):
+        for name, side in (("size", self.size), ("train_size", self.train_size), ("max_tokens", self.max_tokens)):
             if side is not None:
                 check_whole("config", f"data.{name}", side)
         if self.crop_pct is not None and not 0 < self.crop_pct <= 1:
@@ -85,7 +88,12 @@ class DataConfig:
 class ModelConfig:
     """The network: a trunk, and a head that ends in the embedding."""
 
-    name: str | None = option(None, "small | linear | mlp | lite0 | timm:NAME | torchvision:NAME; null: by the data")
+    name: str | None = option(
+        None,
+        "small | linear | mlp | lite0 | timm:NAME | torchvision:NAME | text:static | text:FOLDER; null: by the data",
+    )
+    query: str | None = option(None, "texts: an encoder of queries alone, text:static or text:FOLDER")
+    document: str | None = option(None, "texts: the encoder of documents that belongs to model.query")
     embedding_dim: int | None = option(128, "dimension of the embedding; null: the number of features of the trunk")
     pool: Literal["avg", "max", "both", "gem"] = option(
         "avg", "avg | max | both | gem: how feature maps are pooled to a vector"
@@ -95,11 +103,20 @@ class ModelConfig:
     normalize: bool = option(True, "embeddings of length 1")
     flip: bool = option(False, "outside training: the mean of the embeddings of a picture and its mirror image")
     pretrained: bool = option(True, "start from published weights if the network has any")
-    weights: str | None = option(None, "a file of weights for the trunk, as published by timm or torchvision")
+    weights: str | None = option(
+        None, "a file of weights for the trunk, as published by timm or torchvision; or of token vectors"
+    )
+    tokenizer: str | None = option(None, "text:static: the tokenizer.json of the token vectors; null: beside them")
     freeze_norms: bool = option(False, "the trunk's batch norms keep their statistics; their affine part still learns")
     group_norms: bool = option(False, "group norms instead of batch norms, so that samples do not affect one another")
 
     def __post_init__(self) -> None:
+        sides = [name for name in (self.query, self.document) if name is not None]
+        if sides and (len(sides) == 1 or self.name is not None or not all(name.startswith("text:") for name in sides)):
+            raise ValueError(
+                "config: model.query and model.document are two encoders of texts in place of model.name, such as "
+                f"text:static, but came as {self.query!r}, {self.document!r} and {self.name!r}; name both, or the one."
+            )
         for name, width in (("embedding_dim", self.embedding_dim), ("hidden", self.hidden)):
             if width is not None:
                 check_whole("config", f"model.{name}", width)
@@ -199,6 +216,8 @@ class Config:
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     loss: Part = field(default=LOSS, metadata={"doc": "any of `nearfar losses`, with its arguments"})
-    batches: Part = field(default=BATCHES, metadata={"doc": "MPerClass | Representatives; classes null: 32, or all"})
+    batches: Part = field(
+        default=BATCHES, metadata={"doc": "MPerClass | Representatives | Pairs; classes null: 32, or all"}
+    )
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)

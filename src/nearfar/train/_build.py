@@ -19,22 +19,26 @@ from nearfar.data import DataSet, Samples, Tensors, open_data, transforms
 from nearfar.data._pictures import OnCorrupt
 from nearfar.data._registry import kind_of
 from nearfar.data._samples import Transform
-from nearfar.data._splits import Shares, classes_apart, classes_by_name, hold_out
+from nearfar.data._splits import Shares, classes_apart, classes_by_name, classes_to_split, hold_out
+from nearfar.data._tokens import LENGTH
 from nearfar.distributed._cross_batch_memory import bytes_of
-from nearfar.models.registry import LARGE, network_for
+from nearfar.models.registry import LARGE
 from nearfar.models.saved import Network
 from nearfar.runs._config import to_tree
 from nearfar.runs._parts import shape_of_batch
-from nearfar.runs._sections import Config, DataConfig
+from nearfar.runs._sections import Config, DataConfig, ModelConfig
 
 SAMPLED = 16  # how many pictures are read to find their size
 _compiled = set[str]()  # the modes in which trunks were compiled in this process
 
 
 def set_data_name(config: Config) -> Config:
-    """Fill in `data.name` from the path if it is null."""
-    spec = config.data
-    return replace(config, data=replace(spec, name=spec.name or kind_of(spec.path)))
+    """Fill in `data.name` from the path if it is null, and the network of texts."""
+    spec, model = config.data, config.model
+    name = spec.name or kind_of(spec.path)
+    if name == "texts" and model == ModelConfig():
+        model = replace(model, name="text:static", embedding_dim=None)
+    return replace(config, data=replace(spec, name=name), model=model)
 
 
 def open_dataset(spec: DataConfig, on_corrupt: OnCorrupt | None = None) -> DataSet:
@@ -62,11 +66,24 @@ class Input:
     def of(config: Config, data: DataSet) -> Input:
         """Build it from the configuration, with defaults from the data; the first sample gives the shape."""
         name = config.data.transform or default_transform(data)
+        if name == "texts":
+            return Input(name, (config.data.max_tokens or LENGTH,), config.data)
         plain = transforms.get(name, False, size=_size(config, name, data.train), crop_pct=config.data.crop_pct)
         return Input(name, tuple(plain(data.train[0], np.random.default_rng(0)).shape), config.data)
 
+    @property
+    def is_vector(self) -> bool:
+        """Whether an input is a vector of numbers."""
+        return len(self.shape) == 1 and self.transform != "texts"
+
     def make(self, train: bool, model: Any) -> Transform:
-        """The transform for training or evaluation, with the mean and deviation that the network needs."""
+        """The transform for training or evaluation: the network's own, or with the mean and deviation that it needs."""
+        if (model.transform is None) == (self.transform == "texts"):
+            what, need = ("texts", "text:static or text:FOLDER") if model.transform is None else ("no texts", "another")
+            raise ValueError(f"train: the data hold {what}, for which model.name must be {need}.")
+        if model.transform is not None:
+            own: Transform = model.transform
+            return own
         spec, size = self.data, self.shape[-1] if self.transform in transforms.CROPS else None
         options: dict[str, Any] = {"size": size, "crop_pct": spec.crop_pct}
         if train:
@@ -75,9 +92,9 @@ class Input:
 
 
 def default_transform(data: DataSet) -> str:
-    """The default transform: "glyphs" for small drawings, "none" for vectors, "photographs" for pictures."""
+    """The default transform: "glyphs" for small drawings, "none" for vectors, "texts", "photographs" for pictures."""
     if not isinstance(data.train, Tensors):
-        return "photographs"
+        return "texts" if isinstance(data.train[0], str) else "photographs"
     return "glyphs" if data.train.x.dtype == torch.uint8 else "none"
 
 
@@ -102,14 +119,21 @@ def short_side(samples: Samples) -> int:
     return int(median(sides)) if sides else LARGE + 1
 
 
-def build_model(config: Config, given: Input, *, fresh: bool = True) -> tuple[Any, Transform, Transform]:
+def build_model(
+    config: Config, given: Input, train: Samples, *, fresh: bool = True
+) -> tuple[Any, Transform, Transform]:
     """Build the network, and the transforms of training and evaluation.
 
-    Without `fresh`, published weights are not loaded, since those of a checkpoint will replace them.
+    Without `fresh`, published weights are not loaded, since those of a checkpoint will replace them. Texts may give
+    the network its vocabulary.
     """
-    spec, network = config.model, Network.of_run(to_tree(config), given.shape)
+    spec, network, options = config.model, Network.of_run(to_tree(config), given.shape), dict[str, Any]()
+    if given.transform == "texts":
+        words = (train[row] for row in range(len(train)))
+        options = {"tokenizer": spec.tokenizer, "length": config.data.max_tokens, "texts": words}
+    weights = spec.weights if fresh or options else None
     try:
-        model = network.make(pretrained=spec.pretrained and fresh, weights=spec.weights if fresh else None)
+        model = network.make(pretrained=spec.pretrained and fresh, weights=weights, **options)
     except ImportError as error:
         if spec.name is not None:
             raise
@@ -148,10 +172,11 @@ def class_shares(config: Config, data: DataSet) -> Shares:
     """Count the classes for training, validation and the test."""
     share = config.data.validation if config.training.protocol == "validation" else 0.0
     test = classes_apart(data.train, data.test)
-    shares = Shares.of(len(data.train.classes), share, test=test)
+    count = len(classes_to_split(data.train))
+    shares = Shares.of(count, share, test=test)
     if patterns := _validation_patterns(config):
         held = len(np.unique(data.train.labels[classes_by_name(data.train, patterns)[1]]))
-        shares = Shares(len(data.train.classes) - held, held, test)
+        shares = Shares(count - held, held, test)
         if held < 2:
             raise ValueError("train: data.validation_classes matches one class, which every query finds; hold out two.")
     if shares.learn < 2:
@@ -169,7 +194,7 @@ def split(config: Config, samples: Samples, shares: Shares) -> tuple[Samples, Sa
     """Split the samples into those of the training classes and those of the held-out classes, if any."""
     if not shares.held_out:
         return samples, None
-    return hold_out(samples, shares.held_out / len(samples.classes), _validation_patterns(config))
+    return hold_out(samples, shares.held_out / len(classes_to_split(samples)), _validation_patterns(config))
 
 
 def _validation_patterns(config: Config) -> tuple[str, ...]:
@@ -184,12 +209,14 @@ def is_slow(inputs: Input, device: torch.device) -> bool:
 
 def describe(config: Config, shares: Shares, inputs: Input, model: Any, device: torch.device) -> str:
     """Describe the start of a run: the split of the classes, and the network."""
-    shape, name = shape_of_batch(config, shares.learn), config.model.name or network_for(inputs.shape)
+    shape, name = shape_of_batch(config, shares.learn), Network.of_run(to_tree(config), inputs.shape).name
     rows = f"{shape['classes']} x {shape['samples']}" if "classes" in shape else str(shape["batch_size"])
+    words = f"texts of at most {model.transform.length} tokens" if model.transform else ""
+    sides = words or " x ".join(map(str, inputs.shape))
     whole, head = (sum(p.numel() for p in part.parameters()) for part in (model, model.get_submodule("head")))
     lines = [
         f"{shares}; {rows} samples a batch",
-        f"network {name} on {' x '.join(map(str, inputs.shape))}: {whole:,} parameters, {head:,} of them in the head",
+        f"network {name} on {sides}: {whole:,} parameters, {head:,} of them in the head",
     ]
     size, width = config.training.cross_batch_memory, int(model.embedding_dim)
     if size:

@@ -114,6 +114,8 @@ def _run(
         save(config, folder / "config.yaml")
         journal.cut(path, done, checkpointer.lines)
     machine.wait_for_everyone()
+    if state.data.about:
+        progress.tell(state.data.about)
     progress.tell(describe(config, state.shares, state.inputs, state.bare_model, machine.device))
     before = journal.read(path)
     with (
@@ -314,7 +316,11 @@ def _write_test(state: TrainState, checkpointer: Checkpointer, progress: RunProg
     if isinstance(data.test, Tensors) and data.test.x.dtype == torch.uint8:
         arrays["images"] = data.test.x.numpy()
     write_arrays(checkpointer.folder / "embeddings.npz", arrays)
-    chance = scoring.chance_recall(arrays["y"], None if data.gallery is None else data.gallery.labels)
+    y, asked = arrays["y"], scoring.queries_of(data.test, found.rows)
+    if asked is None:
+        chance = scoring.chance_recall(y, None if data.gallery is None else data.gallery.labels)
+    else:
+        chance = scoring.chance_recall(y[asked], y[~asked])
     about = {"best_step": checkpointer.best_step, "left_out": list(found.left_out), "chance": round(chance, 6)}
     write_text(checkpointer.folder / "scores.json", json.dumps(scores.to_dict() | about) + "\n")
     progress.final(scores, checkpointer.best_step, paper=state.config.training.protocol == "paper")

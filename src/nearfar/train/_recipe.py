@@ -1,4 +1,4 @@
-"""Default configurations for photographs and vectors."""
+"""Default configurations for photographs, vectors and texts."""
 
 from collections.abc import Sequence
 from importlib.resources import files
@@ -21,6 +21,8 @@ LEAST, MOST = 200, 20_000  # the fewest and the most steps of the recipe
 VECTORS: dict[str, Any] = {"model": {"embedding_dim": None}, "optimizer": {"lr": 1e-4}}
 """For vectors: a head that is initialized to the identity. On frozen features of CUB (R@1 54.2) it reaches 56.0 in
 1,000 steps; a random head of 128 dimensions at lr 1e-3 reaches 44.0 (docs/guides/models.md)."""
+TEXTS: dict[str, Any] = {"model": {"name": "text:static", "embedding_dim": None}}
+"""For texts: token vectors, which train on a CPU in a minute; `text:FOLDER` is better and slower."""
 OTHER_DATA, OTHER_NETWORKS = (None, "glyphs", "omniglot", "vectors"), ("small", "linear", "mlp")
 """Data sets and networks that are not for photographs."""
 
@@ -28,8 +30,8 @@ OTHER_DATA, OTHER_NETWORKS = (None, "glyphs", "omniglot", "vectors"), ("small", 
 def default_config(flags: Sequence[tuple[str, str]]) -> tuple[Config, str]:
     """Build the configuration of a run without a configuration file from flags, and a message about it.
 
-    Photographs get the recipe, fitted to their number (`recipe`), vectors get `VECTORS`, and any other data the plain
-    defaults; then the flags, such as ("data.path", "photographs"), are applied.
+    Photographs get the recipe, fitted to their number (`recipe`), vectors get `VECTORS`, texts `TEXTS`, and any other
+    data the plain defaults; then the flags, such as ("data.path", "photographs"), are applied.
     """
     plain = load(None, flags)
     if plain.data.name is None and plain.data.path is not None:
@@ -39,6 +41,8 @@ def default_config(flags: Sequence[tuple[str, str]]) -> tuple[Config, str]:
     if spec.name == "vectors" and plain.model.name in (None, "linear") and plain.model.hidden is None:
         config = apply_flags(parse(VECTORS), flags)
         return config, "these are vectors: the head begins as the identity (docs/guides/models.md); flags change it"
+    if spec.name == "texts":
+        return _for_texts(plain, flags)
     if (
         spec.name in OTHER_DATA
         or plain.model.name in OTHER_NETWORKS
@@ -56,6 +60,17 @@ def default_config(flags: Sequence[tuple[str, str]]) -> tuple[Config, str]:
     config = apply_flags(parse(tree), flags)
     where = "docs/start/your-photographs.md"
     return config, f"these are photographs: the recipe for them is taken ({where}); flags change it"
+
+
+def _for_texts(plain: Config, flags: Sequence[tuple[str, str]]) -> tuple[Config, str]:
+    """The configuration for texts: of classes or of pairs, with token vectors unless an encoder is named."""
+    data = open_dataset(plain.data)
+    tree = {"model": {**TEXTS["model"], "name": None if plain.model.query else TEXTS["model"]["name"]}}
+    if getattr(data.train, "records", None) is not None:
+        tree["batches"] = {"name": "Pairs"}
+    config = apply_flags(parse(tree), flags)
+    encoder = config.model.name or f"{config.model.query} and {config.model.document}"
+    return config, f"these are {data.about}; the encoder is {encoder} (docs/guides/text.md); flags change it"
 
 
 def are_photographs(data: DataSet) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
@@ -120,9 +121,18 @@ def score(
     watch: Watch | None = None,
     **options: Any,
 ) -> Score:
-    """Embed and `evaluate` the samples, in their gallery if there is one; `options` go to `embed_samples`."""
+    """Embed and `evaluate` the samples, in their gallery if there is one; `options` go to `embed_samples`.
+
+    Where some of the samples are queries, the others are their gallery.
+    """
     x, rows = embed_samples(model, samples, transform, watch=watch, **options)
     y = torch.from_numpy(samples.labels[rows]).to(x.device)
+    asked = queries_of(samples, rows)
+    if asked is not None:
+        here = torch.from_numpy(asked).to(x.device)
+        depths = tuple(k for k in ks if k <= int((~here).sum())) or (1,)
+        sides: Any = {"ref_emb": x[~here], "ref_labels": y[~here], "resamples": resamples, "watch": watch}
+        return Score(evaluate(x[here], y[here], ks=depths, **sides), x, rows, _absent(samples, rows))
     if gallery is None:
         depths = tuple(k for k in ks if k < len(x)) or (1,)
         return Score(evaluate(x, y, ks=depths, resamples=resamples, watch=watch), x, rows, _absent(samples, rows))
@@ -131,6 +141,12 @@ def score(
     depths = tuple(k for k in ks if k <= len(reference)) or (1,)
     evaluation = evaluate(x, y, ks=depths, ref_emb=reference, ref_labels=there, resamples=resamples, watch=watch)
     return Score(evaluation, x, rows, _absent(samples, rows) + _absent(gallery, found))
+
+
+def queries_of(samples: Samples, rows: Labels) -> NDArray[np.bool_] | None:
+    """Which of some samples are queries; None if all are queries and answers of each other."""
+    found: NDArray[np.bool_] | None = getattr(samples, "queries", None)
+    return None if found is None else found[rows]
 
 
 def chance_recall(labels: Labels, gallery: Labels | None = None) -> float:
@@ -159,7 +175,7 @@ def measure_baselines(state: TrainState, watch: Watch | None = None) -> dict[str
     """
     data, found = state.data, {}
     subjects: dict[str, nn.Module] = {"untrained": state.bare_model}
-    if len(state.inputs.shape) == 1:
+    if state.inputs.is_vector:
         subjects = {"input": nn.Flatten(), **subjects}
     for name, model in subjects.items():
         prefixed = None if watch is None else _with_prefix(watch, NAMES[name])

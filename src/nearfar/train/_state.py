@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 
 from nearfar._utils.files import lies_in
 from nearfar._utils.process_group import gather_objects
-from nearfar.batches import Proximal, Representatives, violations
+from nearfar.batches import Pairs, Proximal, Representatives, violations
 from nearfar.data import DataSet, Samples, View
 from nearfar.data._loading import Batch, collate
 from nearfar.data._picture_cache import cache_data
@@ -27,6 +27,7 @@ from nearfar.relations.relation import Relation
 from nearfar.runs import _parts as parts
 from nearfar.runs._sections import Config
 from nearfar.train._build import Input, build_model, check_memory, class_shares, compile_trunk, open_dataset, split
+from nearfar.train._pairs import QueriesToDocuments
 from nearfar.train._sharded import Sharded
 from nearfar.train._step import Average, Step, lr_factor, make_optimizer
 
@@ -186,7 +187,7 @@ def prepare(
     seed_everything(seed := config.training.seed)
     given = data or open_dataset(config.data)
     shares, inputs = class_shares(config, given), Input.of(config, given)
-    bare, augmented, plain = build_model(config, inputs, fresh=fresh)
+    bare, augmented, plain = build_model(config, inputs, given.train, fresh=fresh)
     check_memory(config, shares.learn, inputs, bare, machine)
     given = _cache_pictures(config, given, plain, machine.device, console)
     train, validation = split(config, given.train, shares)
@@ -200,7 +201,11 @@ def prepare(
     optimizer = make_optimizer(config.optimizer, bare, loss, machine.device)
     proximal = Proximal(bare.parameters(), config.optimizer.proximal) if config.optimizer.proximal else None
     model = machine.prepare_model(bare) if sharded is None else sharded.model
-    sampler = parts.make_sampler(config, train.labels, rank=machine.process_index, world=machine.num_processes)
+    ranks: dict[str, int] = {"rank": machine.process_index, "world": machine.num_processes}
+    sampler = parts.make_sampler(config, train.labels, **ranks, records=getattr(train, "records", None))
+    across: Any = Distributed(loss)
+    if isinstance(sampler, Pairs):
+        across, loss = (QueriesToDocuments(each, sampler.documents) for each in (across, loss))
     held_on = machine.device if _holds_samples(config, machine.device) else None
     seed_everything(seed + machine.process_index)  # ranks start from equal weights and drop out different units
     return TrainState(
@@ -212,7 +217,7 @@ def prepare(
         model=model,
         loss=loss,
         sampler=sampler,
-        step=Step(config, machine, model, Distributed(loss), optimizer, proximal, average),
+        step=Step(config, machine, model, across, optimizer, proximal, average),
         view=View(train, augmented, seed=seed, device=held_on),
         plain=plain,
         inputs=inputs,
