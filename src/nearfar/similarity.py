@@ -17,7 +17,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from nearfar._utils.checks import check_positive, check_whole
+from nearfar._utils.checks import check_choice, check_positive, check_whole
 from nearfar._utils.settings import Number
 from nearfar._utils.shortcuts import HOOKS, Part
 from nearfar._utils.tensors import products, quick_unit, readable, root, squares, unit
@@ -29,9 +29,12 @@ __all__ = [
     "Dot",
     "NegEuclidean",
     "NegSquaredEuclidean",
+    "Quantized",
     "Similarity",
     "called",
+    "codes",
     "origin",
+    "quantize",
     "root",
     "unit",
 ]
@@ -269,6 +272,67 @@ class Centers(Similarity):
 
     def extra_repr(self) -> str:  # noqa: D102
         return f"dim={self.dim}, gamma={self.gamma}" + ("" if self.normalize else ", normalize=False")
+
+
+CodeType = Literal["int8", "bits"]
+
+
+def codes(x: Tensor, dtype: CodeType) -> Tensor:
+    """Whole numbers [n, d], of the type of x, that stand for the directions of rows x [n, d].
+
+        int8    round(127 x / max|x|), the maximum over each row
+        bits    1 where x > 0, else -1
+
+    The scale belongs to a row, not to a dimension: it is not learned, no row lies out of range, the code of a row does
+    not depend on other rows, and it cancels in the cosine, so that nothing is stored beside the codes. NaN stays NaN.
+    """
+    check_choice("codes", "dtype", dtype, ("int8", "bits"))
+    if dtype == "bits":
+        return torch.where(x.isnan(), x, torch.where(x > 0, 1.0, -1.0).to(x.dtype))
+    top = x.abs().amax(dim=1, keepdim=True) if x.shape[1] else x.new_zeros(len(x), 1)
+    return torch.round(x / torch.where(top == 0, 1.0, top) * 127)
+
+
+def quantize(x: Tensor, dtype: CodeType) -> Tensor:
+    """Unit rows [n, d] along the `codes` of x; the gradient is that of the unit rows x/|x| (straight-through).
+
+    >>> quantize(torch.tensor([[3.0, -4.0]]), "bits")
+    tensor([[ 0.7071, -0.7071]])
+    """
+    exact = quick_unit(x)
+    rounded = unit(codes(exact.detach(), dtype))
+    return rounded + (exact - exact.detach()) if exact.requires_grad else rounded
+
+
+class Quantized(Similarity, swift=True):
+    """Cosine similarity of quantized rows, s = ⟨q(x), q(y)⟩ with `quantize`: trains for an index of int8 or bits.
+
+    Args:
+        dtype: "int8", a byte per dimension, or "bits".
+
+    >>> Quantized("bits")(torch.tensor([[3.0, 1.0]]), torch.tensor([[1.0, 9.0], [5.0, -1.0]]))
+    tensor([[1.0000, 0.0000]])
+    """
+
+    norms = False
+    form = "dot"
+
+    def __init__(self, dtype: CodeType = "int8") -> None:
+        super().__init__(normalize=True)
+        check_choice("Quantized", "dtype", dtype, ("int8", "bits"))
+        self.dtype = dtype
+
+    def prepare(self, x: Tensor) -> Tensor:  # noqa: D102
+        return quantize(x, self.dtype)
+
+    def finish(self, dot: Tensor, rows: Tensor, cols: Tensor) -> Tensor:  # noqa: D102
+        return dot
+
+    def distance(self, scores: Tensor) -> Tensor:  # noqa: D102
+        return root(2 - 2 * scores)
+
+    def extra_repr(self) -> str:  # noqa: D102
+        return repr(self.dtype)
 
 
 class Called(Similarity):

@@ -71,7 +71,7 @@ def test_a_folder_of_vectors_is_indexed_and_searched(home):
     assert found(home, "half.index", "photos/kind2/3.jpg", "-k", 1)[0]["neighbors"][0]["name"] == "kind2/3.jpg"
 
 
-@pytest.mark.parametrize("kind", ["ivf", "ivfpq", "hnsw"])
+@pytest.mark.parametrize("kind", ["int8", "bits", "ivf", "ivfpq", "hnsw"])
 def test_the_recall_of_an_approximate_index_is_told(home, tmp_path, kind):
     need("faiss")
     words = r"Recall@10 against exact search, measured on 20 of its own vectors when it was built: 100\.0% with \d+ c"

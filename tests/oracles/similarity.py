@@ -19,6 +19,18 @@ def cosine(x, y):
     return dot(unit(x), unit(y))
 
 
+def quantized(x, y, dtype):
+    """<q(x), q(y)> of unit vectors: a whole number of -127..127 per coordinate (int8), or its sign (bits)."""
+    codes = []
+    for z in (x, y):
+        if dtype == "bits":
+            codes.append(np.array([1.0 if value > 0 else -1.0 for value in z]))
+        else:
+            top = max(abs(value) for value in z)
+            codes.append(np.array([np.rint(127 * value / top) if top > 0 else 0.0 for value in z]))
+    return cosine(*codes)
+
+
 def neg_euclidean(x, y, normalize=True):
     """-|x - y|, of the unit vectors unless normalize=False."""
     difference = unit(x) - unit(y) if normalize else x - y

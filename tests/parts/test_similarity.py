@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from oracles import similarity as oracle
 
 import nearfar as nf
-from nearfar.similarity import Cosine, Dot, NegEuclidean, NegSquaredEuclidean, root, unit
+from nearfar.similarity import Cosine, Dot, NegEuclidean, NegSquaredEuclidean, Quantized, codes, quantize, root, unit
 
 KINDS = {
     "cosine": (Cosine(), oracle.cosine),
@@ -201,3 +201,59 @@ def test_only_crowded_rows_have_their_origin_moved(dtype):
     crowd[0] = -crowd[0]  # one distant row does not change that
     moved, _ = near.prepared(crowd)
     assert moved[1:].abs().amax() < 0.01 < 0.3 < near.prepare(crowd).abs().amin()
+
+
+@pytest.mark.parametrize("dtype", ["int8", "bits"])
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 10**6), dim=st.integers(1, 7), scale=st.sampled_from([1e-3, 1.0, 1e3]))
+def test_quantized_scores_equal_the_oracle(dtype, seed, dim, scale):
+    X, Y = scale * points(4, seed, dim), scale * points(6, seed + 1, dim)
+    X[1] = 0
+    wanted = oracle.scores(X, Y, lambda x, y: oracle.quantized(oracle.unit(x), oracle.unit(y), dtype))
+    np.testing.assert_allclose(Quantized(dtype)(torch.tensor(X), torch.tensor(Y)), wanted, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "bits"])
+def test_quantized_rows_pass_gradients_straight_through(dtype):
+    """The gradient is that of unit rows; the value has at most 255 or 2 steps, and error bounds hold."""
+    x = torch.tensor(points(6, 3, 16), requires_grad=True)
+    weight = torch.tensor(points(6, 4, 16))
+    rows = quantize(x, dtype)
+    (found,) = torch.autograd.grad((rows * weight).sum(), x)
+    (wanted,) = torch.autograd.grad((unit(x) * weight).sum(), x)
+    torch.testing.assert_close(found, wanted, atol=1e-12, rtol=0)
+    torch.testing.assert_close(rows, unit(codes(x.detach(), dtype)), atol=1e-15, rtol=0)
+    torch.testing.assert_close(rows.norm(dim=1), torch.ones(6, dtype=x.dtype), atol=1e-12, rtol=0)
+    if dtype == "int8":
+        assert codes(x, dtype).abs().amax(dim=1).tolist() == [127.0] * 6
+        step = x.abs().amax(dim=1, keepdim=True) / 127
+        assert ((codes(x, dtype) * step - x).abs() <= step / 2 + 1e-12).all()
+
+
+@pytest.mark.parametrize("dtype", ["int8", "bits"])
+def test_quantized_edges(dtype):
+    """Codes are the same for a row times a positive number; NaN shows; a row of zeros and no rows are rows."""
+    x = torch.tensor(points(5, 5)).float()
+    assert torch.equal(codes(x, dtype), codes(4 * x, dtype))
+    assert quantize(torch.tensor([[1.0, torch.nan]]), dtype).isnan().any()
+    assert quantize(torch.zeros(1, 4), dtype).isfinite().all()
+    assert quantize(torch.zeros(0, 4), dtype).shape == (0, 4)
+    with pytest.raises(ValueError, match="^Quantized: dtype must be one of 'int8', 'bits', but came as 'int4'"):
+        Quantized("int4")
+
+
+@pytest.mark.parametrize("dtype", ["int8", "bits"])
+def test_a_loss_of_quantized_rows_trains(dtype):
+    """Steps along the straight-through gradient reduce the loss of the codes themselves, on every engine."""
+    torch.manual_seed(0)
+    x, labels = torch.randn(24, 8, requires_grad=True), torch.arange(24) % 6
+    loss = nf.losses.NTXent(temperature=0.2, similarity=Quantized(dtype))
+    before = loss(x, labels).item()
+    for _ in range(30):
+        (slope,) = torch.autograd.grad(loss(x, labels), x)
+        x = (x - 0.3 * slope / slope.norm() * x.norm() / 5).detach().requires_grad_()
+    after = loss(x, labels)
+    assert after.item() < 0.8 * before
+    other = nf.losses.NTXent(temperature=0.2, similarity=Quantized(dtype), engine="auto")
+    torch.testing.assert_close(other(x, labels), nf.losses.NTXent(temperature=0.2)(quantize(x, dtype), labels))
+    torch.testing.assert_close(other(x, labels), after)

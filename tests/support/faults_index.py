@@ -33,8 +33,8 @@ import torch
 from nearfar.cli.main import app
 from nearfar.evaluation import Vectors, build_index
 
-KINDS = ("ivfpq", "hnsw", "ivf", "exact")
-ROWS = {"ivfpq": 20_000, "hnsw": 3_000, "ivf": 40_000, "exact": 60_000}
+KINDS = ("ivfpq", "hnsw", "ivf", "exact", "bits")
+ROWS = {"ivfpq": 20_000, "hnsw": 3_000, "ivf": 40_000, "exact": 60_000, "bits": 60_000}
 CLIENTS = 4
 Contents = dict[str, bytes]
 

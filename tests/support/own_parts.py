@@ -47,6 +47,7 @@ EXAMPLES: dict[type, Callable[[type], Any]] = {
     similarity.Dot: lambda of: of(normalize=True),
     similarity.NegEuclidean: lambda of: of(),
     similarity.NegSquaredEuclidean: lambda of: of(),
+    similarity.Quantized: lambda of: of("bits"),
     links.Add: lambda of: of(),
     links.HingeLink: lambda of: of(0.4),
     links.SoftplusLink: lambda of: of(),

@@ -7,7 +7,7 @@ network; finally `about.json`. A second run keeps what still fits, makes the res
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,8 @@ from nearfar._utils.progress import Progress
 from nearfar.evaluation import _disk_files as disk
 from nearfar.evaluation import _faiss as approximate
 from nearfar.evaluation._calibration import Calibration
-from nearfar.evaluation._disk_index import DISK_KINDS, ENDS, LABELS, NAMES, ROWS, THUMBNAILS, DiskIndex
+from nearfar.evaluation._codes import code_width, encode
+from nearfar.evaluation._disk_index import CODES, DISK_KINDS, ENDS, LABELS, NAMES, ROWS, THUMBNAILS, DiskIndex
 from nearfar.evaluation._exact_search import Neighbors
 from nearfar.evaluation._faiss import INDEX, Kind, Plan
 from nearfar.evaluation._neighbors import neighbors
@@ -33,7 +34,7 @@ from nearfar.evaluation._vectors import Vectors
 PLAN, PARTS, LOCK = "plan.json", "parts", ".lock"
 K = 10
 QUERIES = 500  # recall@K is measured with at most this many rows of the index as queries
-CHUNK = {"exact": 1 << 17, "ivf": 1 << 17, "ivfpq": 1 << 17, "hnsw": 1 << 19}
+CHUNK = {kind: 1 << 17 for kind in DISK_KINDS} | {"hnsw": 1 << 19}
 """Rows per chunk; graphs are searched one by one, so they are larger."""
 
 
@@ -65,13 +66,16 @@ def build_index(
         folder: a new or empty folder, or that of an interrupted build.
         vectors: [m, d], also a memory-mapped array, or `Vectors`, whose names, classes and thumbnails are kept.
         similarity: "cosine", "dot" or "euclidean".
-        kind: "exact"; "ivf" (cells, of which a few are searched); "ivfpq" (cells, rows coded in a few bytes); or "hnsw"
-            (graphs, for "cosine" and "euclidean" only). All but "exact" need the extra `faiss`.
+        kind: "exact"; "int8" or "bits" (for "cosine" only: all rows are compared by codes of a byte or a bit per
+            dimension, a fourth or a 32nd of the memory); "ivf" (cells, of which a few are searched); "ivfpq" (cells,
+            rows coded in a few bytes); or "hnsw" (graphs, for "cosine" and "euclidean" only). The last three need the
+            extra `faiss`.
         cells: number of cells of ivf and ivfpq; None for about 4 √m.
         code_bytes: bytes per row of ivfpq, a divisor of the width; None for a quarter of the width, 64 at most.
         links: links per row of hnsw.
-        rerank: candidates of ivfpq per result that are ranked again by the vectors themselves, which the index then
-            holds too (in float16 for the cosine); 0 to keep codes only.
+        rerank: candidates per result that are ranked again by the vectors themselves, which the index then holds too
+            (in float16 for the cosine); of int8 and bits the most candidates, as their number is the effort. 0 keeps
+            codes only.
         recall: the index gets the smallest effort of 1, 2, 4, ... whose measured recall@10 reaches this.
         chunk: rows per part; None for 131,072, or 524,288 for hnsw.
         threads: threads that build a graph of hnsw; with more than one, timing decides some links.
@@ -142,7 +146,7 @@ def _make_plan(
         raise ValueError(f"build_index: code_bytes must divide the width {width}, but came as {code_bytes}.")
     if isinstance(rerank, bool) or not isinstance(rerank, int) or rerank < 0:
         raise ValueError(f"build_index: rerank must be a whole number from 0 on, but came as {rerank!r}.")
-    if kind != "exact":
+    if kind in approximate.CLASSES:
         approximate.faiss(approximate.REMEDY)
     cells = max(1, min(rows, cells or approximate.default_cells(rows)))
     return Plan(
@@ -154,7 +158,7 @@ def _make_plan(
         cells=cells if kind in ("ivf", "ivfpq") else 0,
         code_bytes=code_bytes if kind == "ivfpq" else 0,
         links=links if kind == "hnsw" else 0,
-        rerank=rerank if kind == "ivfpq" else 0,
+        rerank=rerank if kind in ("int8", "bits", "ivfpq") else 0,
         seed=seed,
     )
 
@@ -164,7 +168,6 @@ class _Build:
 
     def __init__(self, folder: Path, plan: Plan, x: Any, about: dict[str, Any], threads: int) -> None:
         self.folder, self.plan, self.x, self.about, self.threads = folder, plan, x, about, threads
-        self.rows_kept = plan.kind == "exact" or plan.rerank > 0
         self.digests: list[str] = []
 
     def begin(self, extras: dict[str, str], recall: float) -> bool:
@@ -213,7 +216,7 @@ class _Build:
         """Train, write the parts that are missing, and join them."""
         plan, parts = self.plan, self.folder / PARTS
         trained = self._train() if plan.trained else ""
-        stored = self._open_rows() if self.rows_kept else None
+        stored = self._open_stored()
         files = [parts / f"part-{number:05d}.faiss" for number in range(len(plan.chunks))]
         files = approximate.graphs(plan, self.folder) if plan.kind == "hnsw" else files
         made = False
@@ -222,17 +225,17 @@ class _Build:
             self.digests.append(disk.digest_of_rows(x))
             note = parts / f"part-{number:05d}.json"
             key = {"rows": self.digests[-1], "trained": trained}
-            copy = None if stored is None else stored[rows]
-            if not self._is_done(note, key, path, copy):
+            copies = [array[rows] for array in stored]
+            if not self._is_done(note, key, path, copies):
                 made = True
                 (self.folder / INDEX).unlink(missing_ok=True)  # it was joined from former parts
                 compared = approximate.prepare(torch.from_numpy(x), plan.similarity).numpy()
-                if stored is not None:
-                    stored[rows] = compared
-                    stored.flush()
-                if plan.kind != "exact":
+                for array in stored:
+                    array[rows] = encode(plan, compared) if array.dtype.kind in "iu" else compared
+                    array.flush()
+                if plan.by_faiss:
                     approximate.build_part(plan, parts / INDEX, compared, rows.start, path, self.threads)
-                self._note(note, key, path, copy)
+                self._note(note, key, path, copies)
             bar.advance(len(x))
         if plan.trained and (made or not (self.folder / INDEX).is_file()):
             approximate.join(self.folder, parts / INDEX, files)
@@ -243,31 +246,35 @@ class _Build:
         chosen = np.sort(np.random.default_rng(plan.seed).permutation(plan.rows)[: plan.sample])
         sample = np.concatenate([self.prepared_rows(rows)[_within(chosen, rows)] for rows in plan.chunks])
         note, key = path.with_suffix(".json"), {"rows": disk.digest_of_rows(sample), "trained": ""}
-        if not self._is_done(note, key, path, None):
+        if not self._is_done(note, key, path, []):
             approximate.train(plan, sample, path)
-            self._note(note, key, path, None)
+            self._note(note, key, path, [])
         return disk.digest_of_file(path)
 
-    def _open_rows(self) -> np.memmap:
-        """Open the file of the rows themselves; each chunk of it has a digest in the note of its part."""
-        path, shape = self.folder / ROWS, (self.plan.rows, self.plan.width)
-        half = self.plan.similarity == "cosine" and self.plan.kind != "exact"
-        if not path.is_file():
-            with atomic_write(path) as temporary:
-                np.lib.format.open_memmap(temporary, mode="w+", dtype=np.float16 if half else np.float32, shape=shape)
-        found: np.memmap = np.load(path, mmap_mode="r+", allow_pickle=False)
-        return found
+    def _open_stored(self) -> list[np.memmap]:
+        """Open the files of the rows themselves and of their codes; the note of a part has a digest of its rows."""
+        plan, files = self.plan, list[tuple[str, type[np.generic], int]]()
+        if plan.kind == "exact" or plan.rerank > 0:
+            half = plan.similarity == "cosine" and plan.kind != "exact"
+            files.append((ROWS, np.float16 if half else np.float32, plan.width))
+        if plan.coded:
+            files.append((CODES, np.int8 if plan.kind == "int8" else np.uint8, code_width(plan)))
+        for name, dtype, width in files:
+            if not (self.folder / name).is_file():
+                with atomic_write(self.folder / name) as temporary:
+                    np.lib.format.open_memmap(temporary, mode="w+", dtype=dtype, shape=(plan.rows, width))
+        return [np.load(self.folder / name, mmap_mode="r+", allow_pickle=False) for name, _, _ in files]
 
-    def _is_done(self, note: Path, key: dict[str, str], path: Path, stored: np.ndarray | None) -> bool:
+    def _is_done(self, note: Path, key: dict[str, str], path: Path, stored: Sequence[np.ndarray]) -> bool:
         noted = disk.read_record(note)
         if noted is None or {**noted, **key} != noted:
             return False
-        whole = self.plan.kind == "exact" or (path.is_file() and disk.digest_of_file(path) == noted["file"])
-        return whole and (stored is None or disk.digest_of_rows(stored) == noted["stored"])
+        whole = not self.plan.by_faiss or (path.is_file() and disk.digest_of_file(path) == noted["file"])
+        return whole and disk.digest_of_rows(*stored) == noted["stored"]
 
-    def _note(self, note: Path, key: dict[str, str], path: Path, stored: np.ndarray | None) -> None:
-        file = "" if self.plan.kind == "exact" else disk.digest_of_file(path)
-        disk.write_record(note, {**key, "file": file, "stored": "" if stored is None else disk.digest_of_rows(stored)})
+    def _note(self, note: Path, key: dict[str, str], path: Path, stored: Sequence[np.ndarray]) -> None:
+        file = disk.digest_of_file(path) if self.plan.by_faiss else ""
+        disk.write_record(note, {**key, "file": file, "stored": disk.digest_of_rows(*stored)})
 
     def extras(self, found: Vectors | None, network: Path | None) -> None:
         """Write names, classes, thumbnails and the network."""

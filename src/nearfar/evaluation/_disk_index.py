@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from nearfar.evaluation._calibration import Calibration
+from nearfar.evaluation._codes import code_width
 from nearfar.evaluation._disk_files import ABOUT, Names, digest_of_file, read_record
 from nearfar.evaluation._exact_search import TILE, Neighbors, strips
 from nearfar.evaluation._faiss import Kind, Plan, check_settings, open_parts, prepare
@@ -19,12 +20,13 @@ from nearfar.evaluation._fingerprint import check_fingerprint
 from nearfar.evaluation._index import Index, SearchIndex
 from nearfar.evaluation._vectors import name_classes
 
-DISK_KINDS: tuple[Kind, ...] = ("exact", "ivf", "ivfpq", "hnsw")
+DISK_KINDS: tuple[Kind, ...] = ("exact", "int8", "bits", "ivf", "ivfpq", "hnsw")
 SMALL = 1 << 26
 """Files up to this size are compared with their digest on every opening; of larger ones only the size is checked."""
 FEW, WIDE = 64, 1 << 30
 """Up to 64 queries are compared with 65,536 rows at once: three times as fast for a single query."""
 ROWS, LABELS, THUMBNAILS, NAMES, ENDS = "vectors.npy", "labels.npy", "thumbnails.npy", "names.txt", "names.npy"
+CODES = "codes.npy"
 NETWORKS = ("network.safetensors", "network.onnx")
 
 
@@ -89,7 +91,12 @@ class DiskIndex(SearchIndex):
             raise ValueError(f"{len(self.name):,} names for {plan.rows:,} rows")
         if (plan.kind == "exact" or plan.rerank > 0) != (self._rows is not None):
             raise ValueError(f"its files do not fit the kind {plan.kind!r}")
-        self._parts = [] if plan.kind == "exact" else open_parts(plan, self.folder)
+        if plan.coded:
+            self._parts = [_map(self.folder / CODES, plan.rows)]
+            if self._parts[0].shape[1] != code_width(plan):
+                raise ValueError(f"{CODES} has rows of {self._parts[0].shape[1]} bytes, and {code_width(plan)} belong there")
+        elif plan.by_faiss:
+            self._parts = open_parts(plan, self.folder)
 
     def _search_exact(self, queries: Tensor, k: int) -> Neighbors:
         """Search the mapped rows, without the pass of `neighbors` over all of them that checks for NaN."""

@@ -27,7 +27,7 @@ from nearfar.evaluation._exact_search import Neighbors, strips
 from nearfar.evaluation._ranking_keys import METRICS, Metric, spaces
 from nearfar.similarity import unit
 
-Kind = Literal["exact", "ivf", "ivfpq", "hnsw"]
+Kind = Literal["exact", "int8", "bits", "ivf", "ivfpq", "hnsw"]
 CLASSES = {"ivf": "IndexIVFFlat", "ivfpq": "IndexIVFPQ", "hnsw": "IndexHNSWFlat"}
 INDEX, LISTS = "index.faiss", "lists.ivfdata"
 REMEDY = 'choose kind="exact"'
@@ -66,6 +66,16 @@ class Plan:
         return max(1, min(8, int(math.log2(self.rows))))
 
     @property
+    def coded(self) -> bool:
+        """Whether rows are held as `nearfar.similarity.codes`."""
+        return self.kind in ("int8", "bits")
+
+    @property
+    def by_faiss(self) -> bool:
+        """Whether faiss is needed."""
+        return self.kind in CLASSES
+
+    @property
     def trained(self) -> bool:
         """Whether training is needed."""
         return self.kind in ("ivf", "ivfpq")
@@ -82,9 +92,11 @@ class Plan:
 
     @property
     def efforts(self) -> list[int]:
-        """The efforts to choose from: 1, 2, 4, ... cells, or 16, 32, ... candidates of a graph."""
+        """The efforts to choose from: 1, 2, 4, ... cells, or candidates per result of codes; 16, 32, ... of a graph."""
         if self.kind == "exact":
             return []
+        if self.coded:
+            return [1 << step for step in range(max(1, self.rerank).bit_length())]
         if self.kind == "hnsw":
             return [16 << step for step in range(7)]
         return [*(1 << step for step in range(20) if 1 << step < self.cells), self.cells]
@@ -96,6 +108,8 @@ def check_settings(owner: str, kind: str, similarity: str, kinds: Sequence[Kind]
     check_choice(owner, "kind", kind, kinds)
     if kind == "hnsw" and similarity == "dot":
         raise ValueError(f"{owner}: kind='hnsw' needs similarity='cosine' or 'euclidean': it compares distances.")
+    if kind in ("int8", "bits") and similarity != "cosine":
+        raise ValueError(f"{owner}: kind={kind!r} needs similarity='cosine': its codes hold directions alone.")
 
 
 def default_cells(rows: int) -> int:

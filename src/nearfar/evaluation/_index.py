@@ -22,6 +22,7 @@ from nearfar._utils.files import check_seal, read_arrays, write_arrays
 from nearfar._utils.tensors import check_embeddings
 from nearfar.evaluation import _faiss as approximate
 from nearfar.evaluation._calibration import Calibration
+from nearfar.evaluation._codes import search_codes
 from nearfar.evaluation._disk_files import Names
 from nearfar.evaluation._exact_search import Neighbors
 from nearfar.evaluation._faiss import REMEDY, Kind, Plan
@@ -39,7 +40,7 @@ class SearchIndex(ABC):
 
     Attributes:
         plan: its kind, similarity, size and settings.
-        effort: cells that a query looks into, or candidates of a graph.
+        effort: cells that a query looks into, candidates of a graph, or candidates per result of codes.
         fingerprint: the network of the vectors, or None if it is not known.
         name: the name of each row, or None.
         y: the class of each row, or None.
@@ -70,7 +71,7 @@ class SearchIndex(ABC):
 
     @property
     def kind(self) -> Kind:
-        """Its kind: exact, ivf, ivfpq or hnsw."""
+        """Its kind: exact, int8, bits, ivf, ivfpq or hnsw."""
         return self.plan.kind
 
     @property
@@ -103,8 +104,12 @@ class SearchIndex(ABC):
         if self.kind == "exact":
             return self._search_exact(x, k)
         x = approximate.prepare(x, self.similarity)
-        many = min(len(self), k * max(1, self.plan.rerank))
-        found = approximate.search_parts(self.plan, self._parts, x.numpy(), many, effort or self.effort)
+        effort = effort or self.effort
+        if self.plan.coded:
+            found = search_codes(self.plan, self._parts[0], x, min(len(self), k * effort))
+        else:
+            many = min(len(self), k * max(1, self.plan.rerank))
+            found = approximate.search_parts(self.plan, self._parts, x.numpy(), many, effort)
         if self._rows is not None:
             found = approximate.rank_again(self.plan, self._rows, x, found, k)
         # rounding may take a cosine beyond 1

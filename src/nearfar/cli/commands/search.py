@@ -41,7 +41,7 @@ def index(
             "-o", "--output", help="A file (.npz) to search in memory, or a folder (.index or no suffix) on disk."
         ),
     ],
-    kind: Annotated[str, typer.Option(help="exact, or by faiss: ivf, hnsw, ivfpq (folders only).")] = "exact",
+    kind: Annotated[str, typer.Option(help="exact; folders only: int8, bits; by faiss: ivf, hnsw, ivfpq (folders only).")] = "exact",
     similarity: Annotated[str, typer.Option(help="Similarity: cosine, dot or euclidean.")] = "cosine",
     cells: Annotated[int | None, typer.Option(min=1, help="ivf, ivfpq: number of cells.")] = None,
     probes: Annotated[int | None, typer.Option(min=1, help="ivf in a file: number of cells to search.")] = None,
@@ -49,7 +49,9 @@ def index(
         int | None, typer.Option(min=1, help="ivfpq: bytes per vector, a divisor of its width.")
     ] = None,
     rerank: Annotated[
-        int, typer.Option(min=0, help="ivfpq: candidates per result to rank again by their vectors; 0 for none.")
+        int, typer.Option(
+            min=0, help="ivfpq, int8, bits: (most) candidates per result to rank again by their vectors; 0 for none."
+        ),
     ] = 8,
     recall: Annotated[float, typer.Option(help="Folder: the measured recall@10 that a search should reach.")] = 0.95,
     chunk: Annotated[int | None, typer.Option(min=1, help="Folder: vectors in a part (hnsw: in a graph).")] = None,
@@ -77,8 +79,8 @@ def index(
     options: dict[str, Any] = {"kind": kind, "similarity": similarity, "cells": cells}
     options["calibration"] = None if calibration is None else Calibration.load(calibration)
     if output.suffix == ".npz":
-        if kind == "ivfpq" or model is not None:
-            what = "ivfpq" if kind == "ivfpq" else "--model"
+        if kind in ("ivfpq", "int8", "bits") or model is not None:
+            what = "--model" if model is not None else kind
             raise ValueError(f"{what} needs a folder: name an output that does not end in .npz.")
         made = _in_a_file(output, Vectors.load(vectors), options | {"probes": probes})
     else:
@@ -156,10 +158,10 @@ def _recall(made: Index | DiskIndex) -> str:
     if not isinstance(made, DiskIndex) or not made.recall["queries"]:
         return ""
     share, k, queries = 100 * made.recall["recall"], made.recall["k"], made.recall["queries"]
-    what = "candidates" if made.kind == "hnsw" else "cells"
+    what = "candidates a result" if made.plan.coded else f"{'candidates' if made.kind == 'hnsw' else 'cells'} a query"
     return (
         f"Recall@{k} against exact search, measured on {queries:,} of its own vectors when it was built: {share:.1f}% "
-        f"with {made.effort:,} {what} a query."
+        f"with {made.effort:,} {what}."
     )
 
 
