@@ -64,6 +64,21 @@ def test_evaluate_with_options_and_a_gallery(vectors):
     assert "over queries" in shown
 
 
+def test_evaluate_the_first_dimensions_and_codes(vectors):
+    folder, x, y = vectors
+    shown = run(folder, "evaluate", "v.npz", "--dims", "2,1", "--codes", "int8", "-k", 1, "--json", "e.json")
+    wanted = nf.evaluate(nf.similarity.quantize(torch.as_tensor(x).float(), "int8"), y, ks=(1,), dims=(1, 2))
+    record = json.loads((folder / "e.json").read_text(encoding="utf-8"))
+    assert record["scores"] == pytest.approx(wanted.scores())
+    assert record["codes"] == "int8"
+    assert list(record["curve"]) == ["1", "2"]
+    for width, each in wanted.curve.items():
+        bar = each.intervals["map_at_r"]
+        row = rf"{width} │ +{100 * each.recall[1]:.1f} │ .* │ +{100 * each.map_at_r:.1f} │ +{100 * bar.low:.1f} to"
+        assert re.search(row, shown), shown
+    assert "--codes must be one of 'int8', 'bits'" in fails(folder, "evaluate", "v.npz", "--codes", "int4")
+
+
 @pytest.mark.parametrize(
     ("data_set", "ks"),
     [

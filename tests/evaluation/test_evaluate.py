@@ -287,3 +287,25 @@ def test_compare_errors():
     for score in ("recal@1", "nmi", "recall@0", "recall@x"):
         with pytest.raises(ValueError, match="must be one of recall@K"):
             nf.compare(a, a, score=score)
+
+
+@pytest.mark.parametrize("kind", ["random", "gallery"])
+@pytest.mark.parametrize("similarity", ["cosine", "euclidean"])
+def test_the_curve_is_the_evaluation_of_each_prefix(kind, similarity):
+    x, y, g, z = problem(kind, seed=3)
+    ref = {} if g is None else {"ref_emb": g, "ref_labels": z}
+    found = nf.evaluate(x, y, similarity=similarity, dims=(3, 1, 3), **ref)
+    assert list(found.curve) == [1, 3]
+    for width, each in found.curve.items():
+        cut = {} if g is None else {"ref_emb": g[:, :width].copy(), "ref_labels": z}
+        alone = nf.evaluate(x[:, :width].copy(), y, similarity=similarity, **cut)
+        assert each.to_dict() == alone.to_dict()
+    whole = nf.evaluate(x, y, similarity=similarity, **ref)
+    assert found.to_dict() == whole.to_dict() | {"curve": {str(w): e.to_dict() for w, e in found.curve.items()}}
+    assert json.loads(json.dumps(found.to_dict()))["curve"]["3"]["intervals"]["map_at_r"]["low"] >= 0
+
+
+@pytest.mark.parametrize("dims", [(0,), (99,), (True,), (2.0,)])
+def test_widths_that_the_rows_do_not_have(dims):
+    with pytest.raises(ValueError, match="^evaluate: dims must be widths from 1 to 2, that of the rows, but came as"):
+        nf.evaluate(torch.eye(2), [0, 0], dims=dims)

@@ -1,5 +1,7 @@
 """`evaluate`: retrieval and clustering scores with confidence intervals; `compare`: is one space better?"""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -15,7 +17,7 @@ from nearfar._utils.progress import Watch
 from nearfar.data._samples import USUAL_KS
 from nearfar.evaluation._bootstrap import Interval, Unit, intervals
 from nearfar.evaluation._clustering import clustering_scores, demand_scores
-from nearfar.evaluation._inputs import demand_classes, read_inputs
+from nearfar.evaluation._inputs import Inputs, demand_classes, read_inputs
 from nearfar.evaluation._rank_counting import Ties
 from nearfar.evaluation._ranking_keys import Metric
 from nearfar.evaluation._retrieval import PerQuery, retrieve
@@ -56,6 +58,7 @@ class Evaluation(Scored):
         classes: number of classes of the scored queries; 0 with a relation.
         unit: what the bootstrap resamples: "class" or "query".
         per_query: the result of each query.
+        curve: width -> the evaluation of the first dimensions alone, for the `dims` of the call.
     """
 
     recall: dict[int, float]
@@ -73,6 +76,7 @@ class Evaluation(Scored):
     classes: int
     unit: Unit
     per_query: PerQuery = field(repr=False)
+    curve: dict[int, Evaluation] = field(default_factory=dict)
 
     @property
     def worst(self) -> tuple[ClassRow, ...]:
@@ -96,7 +100,7 @@ class Evaluation(Scored):
             "lone": self.lone,
             "classes": self.classes,
             "unit": self.unit,
-        }
+        } | ({"curve": {str(width): each.to_dict() for width, each in self.curve.items()}} if self.curve else {})
 
     def _folded(self) -> str:
         """HTML that opens on a click: the ten worst classes."""
@@ -146,6 +150,7 @@ def evaluate(
     unit: Unit | None = None,
     resamples: int = 2000,
     seed: int = 0,
+    dims: Sequence[int] = (),
     watch: Watch | None = None,
 ) -> Evaluation:
     """Compute retrieval scores of an embedding, and clustering scores on request, with confidence intervals.
@@ -167,6 +172,7 @@ def evaluate(
             "class", and "query" with a relation, which has no classes.
         resamples: number of bootstrap resamples; 0 for no intervals. A single unit gives no intervals either.
         seed: seed of the bootstrap and of k-means.
+        dims: widths such as (64, 128), at which the first dimensions alone are scored too; see `Evaluation.curve`.
         watch: called as watch(what, done, total) during the work.
 
     Lone queries (no other sample of their class) have no right answer; they are left out and counted in `lone`.
@@ -179,6 +185,8 @@ def evaluate(
     ks = check_ks("evaluate", ks)
     given = read_inputs("evaluate", embeddings, labels, ref_emb, ref_labels)
     unit = _choose_unit("evaluate", unit, isinstance(given.y, Relation))
+    options = {"ks": ks, "similarity": similarity, "ties": ties, "unit": unit, "resamples": resamples, "seed": seed}
+    curve = _curve(given, dims, {**options, "watch": watch})
     if clustering:
         demand_classes("evaluate: clustering (nmi, ami, f1)", given.y)
         demand_scores()
@@ -213,7 +221,27 @@ def evaluate(
         classes=len(rows),
         unit=unit,
         per_query=found,
+        curve=curve,
     )
+
+
+def _curve(given: Inputs, dims: Sequence[int], options: dict[str, Any]) -> dict[int, Evaluation]:
+    """Evaluate the first dimensions alone, at each of the widths."""
+    most = given.x.shape[1] if given.x.ndim == 2 else 0
+    for width in dims:
+        if isinstance(width, bool) or not isinstance(width, int) or not 1 <= width <= most:
+            raise ValueError(f"evaluate: dims must be widths from 1 to {most}, that of the rows, but came as {dims!r}.")
+    ref = given.ref
+    return {
+        width: evaluate(
+            given.x[:, :width],
+            given.y,
+            ref_emb=None if ref is None else ref[:, :width],
+            ref_labels=given.ref_y,
+            **options,
+        )
+        for width in sorted(set(dims))
+    }
 
 
 def _choose_unit(owner: str, unit: Unit | None, relation: bool) -> Unit:

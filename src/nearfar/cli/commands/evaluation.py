@@ -10,11 +10,12 @@ import typer
 from nearfar._utils.checks import check_choice
 from nearfar._utils.console import Terminal, say
 from nearfar._utils.progress import Progress
-from nearfar.cli.commands.command import Extra, check_one, check_suffix, load_labeled, save_json
+from nearfar.cli.commands.command import Extra, check_one, check_suffix, load_labeled, parse_numbers, save_json
 from nearfar.cli.launch import Processes, is_first, launch, share_evaluation
 
 if TYPE_CHECKING:
     from rich.table import Table
+    from torch import Tensor
 
     from nearfar.evaluation import Comparison, Evaluation
     from nearfar.evaluation._scored import Scored
@@ -53,6 +54,10 @@ def evaluate(
     ties: Ties = "place",
     unit: Unit = "class",
     seed: Seed = 0,
+    dims: Annotated[
+        str | None, typer.Option(help="Also score the first dimensions alone, at widths such as 64,128,256.")
+    ] = None,
+    codes: Annotated[str | None, typer.Option(help="Score vectors that are quantized to int8 or bits.")] = None,
     json: Annotated[Path | None, typer.Option(help="Also write the full result to this JSON file.")] = None,
     per_query: Annotated[Path | None, typer.Option(help="With --qrels: write the scores of each query as CSV.")] = None,
     processes: Processes = None,
@@ -68,8 +73,9 @@ def evaluate(
 
     check_one("VECTORS", vectors, more)
     if results is not None or qrels is not None:
-        if clustering or data_set or (ties, unit) != ("place", "class"):
-            raise ValueError("--clustering, --data-set, --ties and --unit need classes; leave them out with --qrels.")
+        if clustering or data_set or dims or codes or (ties, unit) != ("place", "class"):
+            named = "--clustering, --data-set, --dims, --codes, --ties and --unit"
+            raise ValueError(f"{named} need classes; leave them out with --qrels.")
         ranked = check_ranked(vectors, gallery, results, processes)
         score_ranked(ranked, need_qrels(qrels), k, similarity, seed, json, per_query)
         return
@@ -83,12 +89,14 @@ def evaluate(
         check_same_network("evaluate", (str(vectors), queries.fingerprint), (str(gallery), found_in.fingerprint))
         found_in = found_in.in_terms_of(queries)
     options: dict[str, Any] = {"similarity": similarity, "ties": ties, "unit": unit, "seed": seed}
+    options |= {"dims": parse_numbers("--dims", dims)} if dims else {}
     with share_evaluation("evaluate"), Progress(f"evaluating {len(queries):,} vectors", shown=is_first()) as watch:
+        x, ref = (None if each is None else quantized(each.x, codes) for each in (queries, found_in))
         found = judge(
-            queries.x,
+            x,
             queries.y,
             ks=choose_ks(k, data_set),
-            ref_emb=None if found_in is None else found_in.x,
+            ref_emb=ref,
             ref_labels=None if found_in is None else found_in.y,
             clustering=clustering,
             watch=watch,
@@ -97,10 +105,12 @@ def evaluate(
     if not is_first():
         return
     if json is not None:
-        about = {"vectors": str(vectors), "gallery": None if gallery is None else str(gallery), **options}
+        about = {"vectors": str(vectors), "gallery": None if gallery is None else str(gallery), "codes": codes, **options}
         save_json(json, about | with_names(found.to_dict(), queries.class_names()))
     console = Terminal()
     console.print(score_table(found, str(vectors)))
+    if found.curve:
+        console.print(curve_table(found))
     console.print(class_table(found, queries.class_names()))
     console.print(describe_lone(found))
 
@@ -179,6 +189,33 @@ def score_table(found: Scored, title: str) -> Table:
         if starts:
             ends = f"{100 * starts.low:.1f} to {100 * starts.high:.1f} over k-means starts"
         table.add_row(name, f"{100 * value:.1f}", ends)
+    return table
+
+
+def quantized(x: Tensor, codes: str | None) -> Tensor:
+    """The vectors, quantized if asked."""
+    if codes is None:
+        return x
+    from nearfar.similarity import quantize
+
+    check_choice("evaluate", "--codes", codes, ("int8", "bits"))
+    return quantize(x.float(), codes)  # type: ignore[arg-type]
+
+
+def curve_table(found: Evaluation) -> Table:
+    """A table of recall@K and MAP@R of the first dimensions alone, with their intervals."""
+    from rich.table import Table
+
+    table = Table(title="The first dimensions alone", title_justify="left")
+    first = f"recall@{min(found.recall)}"
+    for column in ("dimensions", f"{first} %", "95% interval", "map_at_r %", "95% interval"):
+        table.add_column(column, justify="right")
+    for width, each in found.curve.items():
+        row = [str(width)]
+        for name in (first, "map_at_r"):
+            bar = each.intervals.get(name)
+            row += [f"{100 * each.scores()[name]:.1f}", f"{100 * bar.low:.1f} to {100 * bar.high:.1f}" if bar else "-"]
+        table.add_row(*row)
     return table
 
 
