@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from nearfar.batches import Proximal
     from nearfar.distributed import CrossBatchMemory, Distributed, cached_step
     from nearfar.doctor import diagnose
-    from nearfar.evaluation import calibrate, compare, evaluate, evaluate_pairs, evaluate_retrieval
+    from nearfar.evaluation import calibrate, compare, evaluate, evaluate_pairs, evaluate_retrieval, mine
     from nearfar.inspection import inspect
     from nearfar.linear._learning_rate import suggest_step
 
@@ -73,6 +73,7 @@ __all__ = [
     "linear",
     "links",
     "losses",
+    "mine",
     "miners",
     "models",
     "pairs",
@@ -101,6 +102,7 @@ _HOMES = {
     "evaluate_pairs": "nearfar.evaluation",
     "evaluate_retrieval": "nearfar.evaluation",
     "inspect": "nearfar.inspection",
+    "mine": "nearfar.evaluation",
     "suggest_step": "nearfar.linear._learning_rate",
 }
 

@@ -26,7 +26,7 @@ PUBLIC = {
         DegenerateBatchWarning Explanation CrossBatchMemory Distributed Nested Proximal Relation RobustLoss
         batches cached_step calibrate compare data diagnose distributed doctor evaluate evaluate_pairs
         evaluate_retrieval evaluation geometry inspect inspection
-        groups linear links losses miners models pairs plot pml report runs sets similarity studies suggest_step train
+        groups linear links losses mine miners models pairs plot pml report runs sets similarity studies suggest_step train
         tune
     """,
     "nearfar.batches": "HardClasses MPerClass Pairs Proximal Representatives Violations violations",

@@ -60,6 +60,12 @@ def restarts(variables: Mapping[str, str] = os.environ) -> int:
     return int(count) if count.isdigit() else 0
 
 
+def name_of_launch(variables: Mapping[str, str] = os.environ) -> str:
+    """A text that all processes of one launch have in common, and no other launch."""
+    names = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT")
+    return " ".join(variables.get(name, "") for name in names)
+
+
 @contextmanager
 def share_evaluation(owner: str) -> Iterator[ProcessGroup]:
     """Share the evaluations within the block with the other ranks of a launcher, if there is one."""

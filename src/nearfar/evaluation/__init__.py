@@ -13,6 +13,7 @@ from nearfar.evaluation._index import Index, SearchIndex
 from nearfar.evaluation._judged import RetrievalEvaluation, evaluate_retrieval
 from nearfar.evaluation._judgements import Collection, read_beir
 from nearfar.evaluation._k_means import Clusters, k_means
+from nearfar.evaluation._mine import Mined, mine
 from nearfar.evaluation._neighbors import neighbors
 from nearfar.evaluation._thresholds import calibrate, evaluate_pairs
 from nearfar.evaluation._vectors import Vectors
@@ -30,6 +31,7 @@ __all__ = [
     "Exported",
     "Index",
     "Interval",
+    "Mined",
     "Neighbors",
     "RetrievalEvaluation",
     "SearchIndex",
@@ -44,6 +46,7 @@ __all__ = [
     "evaluate_retrieval",
     "export_onnx",
     "k_means",
+    "mine",
     "neighbors",
     "open_index",
     "read_beir",

@@ -1,10 +1,8 @@
 """`embed`: run a model over a data set in batches; an interrupted run can be resumed."""
 
 import hashlib
-import json
-import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from nearfar._utils.arrays import labels_of, tensor_of
-from nearfar._utils.files import check_seal, read_arrays, write_arrays, write_text
 from nearfar._utils.progress import Progress
 from nearfar.data._tokens import pad
+from nearfar.evaluation._chunks import Chunks, Part
 from nearfar.evaluation._fingerprint import of_weights
 from nearfar.evaluation._vectors import Vectors
 from nearfar.evaluation.parallel import share
 
 CHUNK = 16  # batches per file of a resumable run
-Part = dict[str, np.ndarray]
 
 
 def embed(
@@ -87,7 +84,8 @@ def embed_chunks(
     store = None
     if resume is not None:
         weights = of_weights(model) if isinstance(model, nn.Module) else None
-        store = _Store(Path(resume), rows, batch_size, weights)
+        store = Chunks("embed", Path(resume))
+        store.begin({"samples": rows, "batch_size": batch_size, "weights": weights}, _describe)
     step = CHUNK * batch_size
     mine = share(-(-rows // step), rank, world)
     total = min(mine.stop * step, rows) - min(mine.start * step, rows)
@@ -108,12 +106,7 @@ def embed_chunks(
 
 def read_chunks(folder: Path, rows: int, batch_size: int) -> Iterator[Part]:
     """Yield all chunks of a resumable run over `rows` samples that its ranks have finished."""
-    for number in range(-(-rows // (CHUNK * batch_size))):
-        path = _chunk_file(folder, number)
-        check_seal("embed", path, needed=True)
-        part = read_arrays("embed", path)
-        part.pop("digest", None)
-        yield part
+    return Chunks("embed", folder).read_all(-(-rows // (CHUNK * batch_size)))
 
 
 def _digest(data: Any, rows: range) -> str:
@@ -240,78 +233,6 @@ def evaluation_mode(model: object, device: torch.device | None = None) -> Iterat
             part.training = training
 
 
-def _chunk_file(folder: Path, number: int) -> Path:
-    return folder / f"chunk-{number:06d}.npz"
-
-
-def mark_done(folder: Path, rank: int, world: int, launch: str) -> None:
-    """Write a file that says that a rank has finished its share of the chunks in a folder."""
-    write_text(_done_file(folder, rank, world), launch)
-
-
-def wait_for_others(folder: Path, world: int, launch: str, seconds: float = 0.2) -> None:
-    """Wait for the files of `mark_done` of all ranks but the first, without a time limit.
-
-    Only files of this `launch` count; looks are `seconds` apart.
-    """
-    for rank in range(1, world):
-        while True:
-            with suppress(FileNotFoundError):
-                if _done_file(folder, rank, world).read_text(encoding="utf-8") == launch:
-                    break
-            time.sleep(seconds)
-
-
-def _done_file(folder: Path, rank: int, world: int) -> Path:
-    return folder / f"done-{rank}-of-{world}.txt"
-
-
-def clear(folder: Path) -> None:
-    """Remove the chunks of a resumable run, and their folder unless it holds other files."""
-    for name in ("plan.json", "chunk-[0-9]*.npz", "done-[0-9]*-of-[0-9]*.txt"):
-        for pattern in (name, f".{name}.*-????????.part"):  # the latter left by a process that was killed while writing
-            for file in folder.glob(pattern):
-                file.unlink(missing_ok=True)
-    with suppress(OSError):
-        folder.rmdir()
-
-
-class _Store:
-    """Finished chunks in a folder, with a plan that identifies their run."""
-
-    def __init__(self, folder: Path, rows: int, batch_size: int, weights: str | None) -> None:
-        self.folder = folder
-        plan = {"samples": rows, "batch_size": batch_size, "weights": weights}
-        path = folder / "plan.json"
-        try:
-            before = json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            write_text(path, json.dumps(plan))
-            return
-        except ValueError:
-            before = None
-        if before != plan:
-            raise ValueError(
-                f"embed: the folder {folder} holds chunks of {_describe(before)}, but now {_describe(plan)} came; "
-                "go on with the former, name another folder, or delete this one to start afresh."
-            )
-
-    def read(self, number: int, digest: str) -> Part | None:
-        """Read a finished chunk; None if it is missing or damaged, or if its samples have changed since."""
-        path = _chunk_file(self.folder, number)
-        try:
-            check_seal("embed", path, needed=True)
-            part = read_arrays("embed", path)
-        except (FileNotFoundError, ValueError):
-            return None
-        return part if str(part.pop("digest", None)) == digest else None
-
-    def write(self, number: int, part: Part, digest: str) -> None:
-        write_arrays(_chunk_file(self.folder, number), {**part, "digest": np.array(digest)})
-
-
-def _describe(plan: Any) -> str:
-    if not isinstance(plan, dict):
-        return "something else"
+def _describe(plan: dict[str, Any]) -> str:
     weights = f", weights {plan['weights'][:8]}" if plan.get("weights") else ""
     return f"{plan.get('samples')} samples in batches of {plan.get('batch_size')}{weights}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import warnings
 from collections.abc import Iterator, Sequence
@@ -18,7 +17,7 @@ from nearfar._utils.console import say
 from nearfar._utils.files import plain_target, write_arrays
 from nearfar._utils.progress import Progress
 from nearfar.cli.commands.command import Extra, check_one, check_suffix
-from nearfar.cli.launch import Processes, Restarts, is_first, launch, place
+from nearfar.cli.launch import Processes, Restarts, is_first, launch, name_of_launch, place
 
 if TYPE_CHECKING:
     import numpy as np
@@ -123,18 +122,18 @@ def _check_output(output: Path, dtype: str) -> None:
 
 def _share(run: Any, inputs: Any, batch_size: int, parts: Path) -> bool:
     """Embed this rank's chunks into the folder `parts`; returns True on the first rank, when all ranks are done."""
-    from nearfar.evaluation._embed import embed_chunks, mark_done, wait_for_others
+    from nearfar.evaluation._chunks import Chunks
+    from nearfar.evaluation._embed import embed_chunks
 
     rank, world = place()
-    names = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT")
-    launch = " ".join(os.environ.get(name, "") for name in names)
     options: dict[str, Any] = {"batch_size": batch_size, "resume": parts, "rank": rank, "world": world}
     for _ in embed_chunks(run, inputs, progress=rank == 0, **options):
         pass  # stored in its file
+    store = Chunks("embed", parts)
     if rank:
-        mark_done(parts, rank, world, launch)
+        store.mark_done(rank, world, name_of_launch())
         return False
-    wait_for_others(parts, world, launch)
+    store.wait_for(range(1, world), world, name_of_launch())
     return True
 
 
@@ -199,9 +198,9 @@ def describe_classes(found: Vectors) -> str:
 
 def clear_parts(output: Path) -> None:
     """Remove the chunks that this and earlier attempts stored for this output, and nothing else."""
-    from nearfar.evaluation._embed import clear
+    from nearfar.evaluation._chunks import Chunks
 
     for folder in output.parent.iterdir():
         key = folder.name.removeprefix(f".{output.name}.").removesuffix(".parts")
         if folder.name == f".{output.name}.{key}.parts" and re.fullmatch("[0-9a-f]{16}", key) and folder.is_dir():
-            clear(folder)
+            Chunks("embed", folder).clear()
