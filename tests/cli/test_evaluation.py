@@ -76,7 +76,7 @@ def test_evaluate_the_first_dimensions_and_codes(vectors):
         bar = each.intervals["map_at_r"]
         row = rf"{width} │ +{100 * each.recall[1]:.1f} │ .* │ +{100 * each.map_at_r:.1f} │ +{100 * bar.low:.1f} to"
         assert re.search(row, shown), shown
-    assert "--codes must be one of 'int8', 'bits'" in fails(folder, "evaluate", "v.npz", "--codes", "int4")
+    assert "--codes must be one of 'int8', 'bits'" in run(folder, "evaluate", "v.npz", "--codes", "int4", code=1)
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ SEEDED = {
     "build_index": lambda seed: evaluation.build_index("nowhere", evaluation.Vectors(X), seed=seed),
     "report": lambda seed: report.build((X, Y), seed=seed),
     "MPerClass": lambda seed: batches.MPerClass(Y, classes=2, samples=2, seed=seed),
+    "MinedNegatives": lambda seed: batches.MinedNegatives(Y, batch_size=4, seed=seed),
     "Representatives": lambda seed: batches.Representatives(Y, batch_size=4, seed=seed),
     "View": lambda seed: View(nf.data.Tensors(X, Y), lambda x, generator: x, seed=seed),
     "class_disjoint": lambda seed: class_disjoint(nf.data.Tensors(X, Y), 0.5, seed=seed),

@@ -307,5 +307,5 @@ def test_the_curve_is_the_evaluation_of_each_prefix(kind, similarity):
 
 @pytest.mark.parametrize("dims", [(0,), (99,), (True,), (2.0,)])
 def test_widths_that_the_rows_do_not_have(dims):
-    with pytest.raises(ValueError, match="^evaluate: dims must be widths from 1 to 2, that of the rows, but came as"):
+    with pytest.raises(ValueError, match=r"^evaluate: dims must be widths from 1 to 2, that of the rows, but came as"):
         nf.evaluate(torch.eye(2), [0, 0], dims=dims)

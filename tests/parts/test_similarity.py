@@ -238,7 +238,7 @@ def test_quantized_edges(dtype):
     assert quantize(torch.tensor([[1.0, torch.nan]]), dtype).isnan().any()
     assert quantize(torch.zeros(1, 4), dtype).isfinite().all()
     assert quantize(torch.zeros(0, 4), dtype).shape == (0, 4)
-    with pytest.raises(ValueError, match="^Quantized: dtype must be one of 'int8', 'bits', but came as 'int4'"):
+    with pytest.raises(ValueError, match=r"^Quantized: dtype must be one of 'int8', 'bits', but came as 'int4'"):
         Quantized("int4")
 
 

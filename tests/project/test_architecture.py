@@ -26,10 +26,10 @@ PUBLIC = {
         DegenerateBatchWarning Explanation CrossBatchMemory Distributed Nested Proximal Relation RobustLoss
         batches cached_step calibrate compare data diagnose distributed doctor evaluate evaluate_pairs
         evaluate_retrieval evaluation geometry inspect inspection
-        groups linear links losses mine miners models pairs plot pml report runs sets similarity studies suggest_step train
-        tune
+        groups linear links losses mine miners models pairs plot pml report runs sets similarity studies suggest_step
+        train tune
     """,
-    "nearfar.batches": "HardClasses MPerClass Pairs Proximal Representatives Violations violations",
+    "nearfar.batches": "HardClasses MPerClass MinedNegatives Pairs Proximal Representatives Violations violations",
     "nearfar.plot": "class_confusion class_recall embedding_map gallery recall_curve weights",
     "nearfar.sets": """
         CalibratedKL ChiSquare Dual DetachedWeights KL KLBall Mean PowerWeights Sampled TopK Trimmed

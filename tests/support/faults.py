@@ -51,6 +51,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "proxies": {"loss": {"name": "ProxyNCA"}, "optimizer": {"name": "sgd", "max_grad_norm": 0.5}},
     "memory and chunks": {"training": {"cross_batch_memory": 30, "cross_batch_memory_warmup": 2, "chunk": 5}},
     "workers": {"data": {"workers": 1}},
+    "mined": {"batches": {"name": "MinedNegatives", "batch_size": 8, "every": 5}},
 }
 
 

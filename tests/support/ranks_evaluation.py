@@ -12,6 +12,7 @@ from torch import Tensor
 import nearfar as nf
 from nearfar._utils.process_group import Group
 from nearfar.evaluation import _exact_search as exact_search
+from nearfar.evaluation import _mine as mining
 from nearfar.evaluation import _rank_counting as rank_counting
 from nearfar.evaluation import _retrieval as retrieval
 from nearfar.evaluation import k_means, neighbors
@@ -22,12 +23,12 @@ from nearfar.evaluation.parallel import current_group, split_over
 @contextmanager
 def small_tiles() -> Iterator[None]:
     """Tiles of 192 x 192, so that two thousand rows are many strips on every rank, with messages within a strip."""
-    constants = {rank_counting: ("TILE", "WIDE"), retrieval: ("TILE",), module: ("WORK",)}
+    constants = {rank_counting: ("TILE", "WIDE"), retrieval: ("TILE",), module: ("WORK",), mining: ("CHUNK",)}
     before = {(owner, name): getattr(owner, name) for owner, names in constants.items() for name in names}
     usual = exact_search.strips.__kwdefaults__["tile"]
     exact_search.strips.__kwdefaults__["tile"] = 192 * 192
     for owner, name in before:
-        setattr(owner, name, {"WIDE": 512, "WORK": 2**20}.get(name, 2**17))
+        setattr(owner, name, {"WIDE": 512, "WORK": 2**20, "CHUNK": 500}.get(name, 2**17))
     try:
         yield
     finally:
@@ -76,6 +77,9 @@ def cases() -> dict[str, Callable[[], Any]]:
         "neighbors with ties": lambda: vars(neighbors(few, k=9, similarity="euclidean")),
         "neighbors, each pair once": lambda: vars(neighbors(x, k=8)),
         "neighbors, norms that vanish": lambda: vars(neighbors(tiny, k=9)),
+        "mined among themselves": lambda: vars(nf.mine(x, y, margin=0.05)),
+        "mined in a gallery": lambda: vars(nf.mine(x[:700], y[:700] % 80, ref_emb=gallery, ref_labels=names, k=5)),
+        "mined, fewer queries than ranks": lambda: vars(nf.mine(x[:1], y[:1] * 0, ref_emb=x[:9], ref_labels=y[:9] * 0)),
     }
 
 

@@ -19,7 +19,7 @@ from runs import config, journal, tiny, weights
 from nearfar import Relation, train
 from nearfar.batches import violations
 from nearfar.data import Tensors
-from nearfar.evaluation import Vectors, evaluate
+from nearfar.evaluation import Vectors, evaluate, mine
 from nearfar.train import NotFiniteError, fit, open_run
 from nearfar.train import _loop as loop
 
@@ -34,6 +34,7 @@ KINDS = {
     "converged": {**PROFS, "batches": {**PROFS["batches"], "rho": 1, "steps": "converged"}},
     "proxies": {"loss": {"name": "ProxyNCA"}},
     "workers": {"data": {"workers": 1}},
+    "mined": {"batches": {"name": "MinedNegatives", "batch_size": 12, "every": 4, "k": 5}},
     "sgd": {"optimizer": {"name": "sgd", "max_grad_norm": 0.5, "schedule": "constant"}},
     "memory and chunks": {"training": {"cross_batch_memory": 30, "cross_batch_memory_warmup": 2, "chunk": 5}},
 }
@@ -341,6 +342,8 @@ def test_a_memory_goes_with_plain_batches_only(tmp_path):
     fit(config(), tmp_path / "b", data=tiny())
     assert journal(tmp_path / "b") != plain
     assert kept["embeddings"].shape == (20, 4)
+    with pytest.raises(ValueError, match=r"data\.workers does not go with batches MinedNegatives"):
+        fit(config(data={"workers": 1}, batches={"name": "MinedNegatives"}), data=tiny())
     with pytest.raises(ValueError, match=r"training\.cross_batch_memory does not go with batches Representatives"):
         fit(
             config(training={"cross_batch_memory": 20}, batches={"name": "Representatives", "batch_size": 8}),
@@ -356,3 +359,23 @@ def test_batch_norms_and_chunks_exclude_each_other(tmp_path):
         tmp_path / "b",
         data=tiny(),
     )
+
+
+def test_negatives_are_mined_anew_with_the_network_of_that_moment(tmp_path):
+    """After every fourth step the table is that of the weights then, and later batches take their rows from it."""
+    tables, batches = {}, {}
+
+    def look(moment):
+        batches[moment.step] = moment.indices.tolist()
+        with torch.no_grad():
+            x = moment.state.bare_model(moment.state.train.x.float())  # linear: the same in training and evaluation
+        tables[moment.step] = mine(x, moment.state.train.labels, k=5, ranks=(1, 10), margin=0.0).places
+
+    settings = config(**KINDS["mined"], model={"name": "linear", "embedding_dim": 4})
+    fit(settings, tmp_path / "run", data=tiny(), callbacks=[look])
+    saved = torch.load(tmp_path / "run/checkpoints/last.pt", weights_only=True)["sampler"]["table"]
+    assert torch.equal(saved, tables[20])
+    assert not torch.equal(tables[4], tables[16])
+    for step in (5, 8, 20):
+        for group in np.array(batches[step]).reshape(3, 4):
+            assert set(group[2:].tolist()) & set(tables[4 * ((step - 1) // 4)][group[0]].tolist())

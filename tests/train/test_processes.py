@@ -67,15 +67,18 @@ def test_ranks_draw_the_batches_of_one_process(tmp_path, settings, data):
     assert [line["step"] for line in journal(tmp_path / "two") if "loss" in line] == list(range(1, 21))
 
 
-def test_hard_classes_agree_on_all_ranks(tmp_path):
-    hard = {**PROFS, "batches": {**PROFS["batches"], "hard_classes": True}}
+MINED = {"batches": {"name": "MinedNegatives", "batch_size": 12, "every": 4, "k": 5}}
+
+
+@pytest.mark.parametrize("hard", [{**PROFS, "batches": {**PROFS["batches"], "hard_classes": True}}, MINED])
+def test_hard_classes_and_mined_negatives_agree_on_all_ranks(tmp_path, hard):
     first, second = launch(hard, tmp_path / "two")
     state = torch.load(tmp_path / "two/checkpoints/last.pt", weights_only=True)
     assert state["step"] == 20
     labels = tiny().train.labels  # the held-out classes come off first, so compare through the rows themselves
     assert len(labels) > max(max(map(max, first)), max(map(max, second)))
     for mine, theirs in zip(first, second, strict=True):
-        assert not set(mine) & set(theirs)  # a batch holds a class once, so ranks share no row
+        assert not set(mine) & set(theirs)  # a batch holds a row once, so ranks share none
 
 
 def test_a_run_of_two_ranks_goes_on_with_one(tmp_path):

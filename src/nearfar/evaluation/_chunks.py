@@ -1,8 +1,8 @@
 """Chunks of a long computation, one file each in a folder: it continues after a kill, and ranks share it.
 
-    folder/plan.json            identifies the computation
-    folder/chunk-000000.npz     the arrays of a chunk, with a seal and a digest of what they were computed from
-    folder/done-1-of-4.txt      says that a rank has finished its share
+folder/plan.json            identifies the computation
+folder/chunk-000000.npz     the arrays of a chunk, with a seal and a digest of what they were computed from
+folder/done-1-of-4.txt      says that a rank has finished its share
 """
 
 import json

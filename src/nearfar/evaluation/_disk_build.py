@@ -34,7 +34,7 @@ from nearfar.evaluation._vectors import Vectors
 PLAN, PARTS, LOCK = "plan.json", "parts", ".lock"
 K = 10
 QUERIES = 500  # recall@K is measured with at most this many rows of the index as queries
-CHUNK = {kind: 1 << 17 for kind in DISK_KINDS} | {"hnsw": 1 << 19}
+CHUNK = dict.fromkeys(DISK_KINDS, 1 << 17) | {"hnsw": 1 << 19}
 """Rows per chunk; graphs are searched one by one, so they are larger."""
 
 

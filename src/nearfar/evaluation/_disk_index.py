@@ -94,7 +94,9 @@ class DiskIndex(SearchIndex):
         if plan.coded:
             self._parts = [_map(self.folder / CODES, plan.rows)]
             if self._parts[0].shape[1] != code_width(plan):
-                raise ValueError(f"{CODES} has rows of {self._parts[0].shape[1]} bytes, and {code_width(plan)} belong there")
+                raise ValueError(
+                    f"{CODES} has rows of {self._parts[0].shape[1]} bytes, and {code_width(plan)} belong there"
+                )
         elif plan.by_faiss:
             self._parts = open_parts(plan, self.folder)
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from nearfar._utils.checks import check_choice, check_whole
 from nearfar._utils.progress import Progress
@@ -171,7 +171,9 @@ class Search:
         if index is not None and (len(index), index.width) != tuple(self.ref.shape):
             raise ValueError(f"mine: the index must be of the {len(self.ref)} references, but is {index!r}.")
         if index is not None and index.similarity != rule.similarity:
-            raise ValueError(f"mine: the index compares by {index.similarity}, not by {rule.similarity}; name that one.")
+            raise ValueError(
+                f"mine: the index compares by {index.similarity}, not by {rule.similarity}; name that one."
+            )
         self.teacher = None if teacher is None else self._teacher(teacher)
         self.order = torch.argsort(self.ref_y, stable=True)  # references, class after class
         names, counts = torch.unique(self.ref_y, return_counts=True)
@@ -259,11 +261,11 @@ class Search:
             keep &= ~(judged >= positive[:, None] - rule.margin)
         first = (~keep).int().argsort(dim=1, stable=True)[:, : rule.k]
         missing = ~keep.gather(1, first)
-        found = [places.gather(1, first).masked_fill(missing, -1), near.scores.gather(1, first)]
-        found[1] = found[1].masked_fill(missing, -torch.inf)
-        short = rule.k - first.shape[1]  # fewer neighbors than k
-        found = [torch.nn.functional.pad(side.double(), (0, short), value=v) for side, v in zip(found, (-1, -torch.inf))]
-        return torch.cat([*found, positive[:, None].double()], dim=1)
+        short = (0, rule.k - first.shape[1])  # there may be fewer references than k
+        best = near.scores.gather(1, first).masked_fill(missing, -torch.inf)
+        places = nn.functional.pad(places.gather(1, first).masked_fill(missing, -1), short, value=-1)
+        best = nn.functional.pad(best, short, value=-torch.inf)
+        return torch.cat([places.double(), best.double(), positive[:, None].double()], dim=1)
 
     def _positive(self, rows: slice, x: Rows, y: Rows) -> Tensor:
         """The score of the nearest positive of each query [t]; NaN where there is none."""
@@ -281,8 +283,8 @@ class Search:
     def _pairs(self, query: Tensor, place: Tensor, x: Rows, y: Rows) -> Tensor:
         """Scores [p] of pairs of a query and a reference, by the teacher if there is one."""
         step, parts = max(1, BLOCK // max(1, x.x.shape[1])), [torch.zeros(0, device=query.device)]
-        for side in zip(query.split(step), place.split(step), strict=True):
-            parts.append(scores_of(pair_keys(x[side[0]], y[side[1]]), self.rule.similarity))
+        for side in zip(torch.split(query, step), torch.split(place, step), strict=True):
+            parts += [scores_of(pair_keys(x[side[0]], y[side[1]]), self.rule.similarity)]
         return torch.cat(parts)
 
 
@@ -302,7 +304,7 @@ def _digest(*arrays: Tensor) -> str:
     found = hashlib.blake2b(digest_size=16)
     for array in arrays:
         found.update(f"{array.dtype} {tuple(array.shape)} ".encode())
-        for block in array.detach().split(1 << 14):
+        for block in torch.split(array.detach(), 1 << 14):
             found.update(block.cpu().contiguous().view(torch.uint8).numpy().data)
     return found.hexdigest()
 

@@ -22,9 +22,15 @@ def _classes(module: ModuleType) -> Catalog:
 
 
 LOSSES = _classes(losses)
-SAMPLERS: Catalog = {"MPerClass": batches.MPerClass, "Representatives": batches.Representatives, "Pairs": batches.Pairs}
+SAMPLERS: Catalog = {
+    "MPerClass": batches.MPerClass,
+    "MinedNegatives": batches.MinedNegatives,
+    "Representatives": batches.Representatives,
+    "Pairs": batches.Pairs,
+}
 DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "MPerClass": {"classes": None, "samples": 4},
+    "MinedNegatives": {"batch_size": 128},
     # by classes, so that each rank holds whole classes with their representatives
     "Representatives": {"batch_size": 128, "order": "classes"},
     "Pairs": {"batch_size": None},
@@ -52,6 +58,11 @@ def check(config: Config) -> None:
         raise ValueError(
             f"config: training.cross_batch_memory does not go with batches {config.batches.name}, which choose the "
             "pairs themselves; take MPerClass, or training.cross_batch_memory 0."
+        )
+    if config.data.workers and config.batches.name == "MinedNegatives":
+        raise ValueError(
+            "config: data.workers does not go with batches MinedNegatives, since workers draw batches before the "
+            "negatives of these batches are mined; set data.workers 0."
         )
 
 

@@ -217,7 +217,8 @@ class Config:
     model: ModelConfig = field(default_factory=ModelConfig)
     loss: Part = field(default=LOSS, metadata={"doc": "any of `nearfar losses`, with its arguments"})
     batches: Part = field(
-        default=BATCHES, metadata={"doc": "MPerClass | Representatives | Pairs; classes null: 32, or all"}
+        default=BATCHES,
+        metadata={"doc": "MPerClass | MinedNegatives | Representatives | Pairs; classes null: 32, or all"},
     )
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)

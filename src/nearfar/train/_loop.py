@@ -231,6 +231,7 @@ class _Training:
             self._write(queue.take())
             for found in _extra_entries(moment, self.callbacks):
                 lines.write({"step": step, **found})
+            scoring.refresh_negatives(state, step, self.progress.bar.aside)
             last = step == plan.steps or _should_stop(state, step, stop)
             saving = last or step % plan.checkpoint_every == 0
             if saving or evaluating:

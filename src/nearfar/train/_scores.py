@@ -14,11 +14,12 @@ from torch.utils.data import DataLoader
 from nearfar._utils.checks import printable
 from nearfar._utils.process_group import Group, ProcessGroup
 from nearfar._utils.progress import Watch
+from nearfar.batches import MinedNegatives
 from nearfar.data._loading import Batch, View, collate
 from nearfar.data._pictures import CorruptImageError
 from nearfar.data._samples import Labels, Samples, Transform
 from nearfar.distributed._gather import JointRows
-from nearfar.evaluation import Evaluation, evaluate
+from nearfar.evaluation import Evaluation, evaluate, mine
 from nearfar.evaluation._embed import evaluation_mode
 from nearfar.evaluation.parallel import current_group, split_over
 from nearfar.train._state import TrainState
@@ -221,3 +222,20 @@ def share_evaluations(state: TrainState, model: nn.Module) -> Iterator[None]:
                     value.copy_(first)
     with split_over(group):
         yield
+
+
+def refresh_negatives(state: TrainState, step: int, watch: Watch) -> None:
+    """Mine hard negatives of the training samples with the present network, if the sampler takes them and is due."""
+    sampler = state.sampler
+    if not isinstance(sampler, MinedNegatives) or step % sampler.every:
+        return
+    if state.sharded is not None:
+        state.sharded.gather()
+    with share_evaluations(state, state.bare_model):
+        x, rows = embed_samples(state.bare_model, state.train, state.plain, watch=watch, **state.evaluating)
+        ranks = (1, 2 * sampler.k)  # some are left out by the margin
+        found = mine(x, torch.from_numpy(state.train.labels[rows]).to(x.device), k=sampler.k, ranks=ranks, margin=sampler.margin)
+    places = found.places.cpu()
+    table = torch.full((len(state.train), sampler.k), -1)
+    table[rows] = torch.where(places < 0, -1, torch.from_numpy(rows)[places.clamp_min(0)])
+    sampler.update(table)

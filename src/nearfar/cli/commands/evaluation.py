@@ -105,7 +105,12 @@ def evaluate(
     if not is_first():
         return
     if json is not None:
-        about = {"vectors": str(vectors), "gallery": None if gallery is None else str(gallery), "codes": codes, **options}
+        about = {
+            "vectors": str(vectors),
+            "gallery": None if gallery is None else str(gallery),
+            "codes": codes,
+            **options,
+        }
         save_json(json, about | with_names(found.to_dict(), queries.class_names()))
     console = Terminal()
     console.print(score_table(found, str(vectors)))

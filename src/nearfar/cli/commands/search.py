@@ -41,7 +41,9 @@ def index(
             "-o", "--output", help="A file (.npz) to search in memory, or a folder (.index or no suffix) on disk."
         ),
     ],
-    kind: Annotated[str, typer.Option(help="exact; folders only: int8, bits; by faiss: ivf, hnsw, ivfpq (folders only).")] = "exact",
+    kind: Annotated[
+        str, typer.Option(help="exact; folders only: int8, bits; by faiss: ivf, hnsw, ivfpq (folders only).")
+    ] = "exact",
     similarity: Annotated[str, typer.Option(help="Similarity: cosine, dot or euclidean.")] = "cosine",
     cells: Annotated[int | None, typer.Option(min=1, help="ivf, ivfpq: number of cells.")] = None,
     probes: Annotated[int | None, typer.Option(min=1, help="ivf in a file: number of cells to search.")] = None,
@@ -49,7 +51,8 @@ def index(
         int | None, typer.Option(min=1, help="ivfpq: bytes per vector, a divisor of its width.")
     ] = None,
     rerank: Annotated[
-        int, typer.Option(
+        int,
+        typer.Option(
             min=0, help="ivfpq, int8, bits: (most) candidates per result to rank again by their vectors; 0 for none."
         ),
     ] = 8,
