@@ -90,7 +90,9 @@ def test_wrong_settings(changes, message):
         MinedNegatives(**{"labels": labels_of([4] * 10), "batch_size": 12, **changes})
 
 
-@pytest.mark.parametrize("wrong", [torch.zeros(39, 2).long(), torch.full((40, 2), 40), torch.zeros(40), torch.zeros(40, 2)])
+@pytest.mark.parametrize(
+    "wrong", [torch.zeros(39, 2).long(), torch.full((40, 2), 40), torch.zeros(40), torch.zeros(40, 2)]
+)
 def test_wrong_tables(wrong):
     with pytest.raises(ValueError, match=r"^MinedNegatives: update takes row numbers \[40, k\] below 40, but got"):
         MinedNegatives(labels_of([4] * 10), batch_size=12).update(wrong)

@@ -90,7 +90,10 @@ def test_an_index_of_the_references(tmp_path, kind):
     index = Index(g, kind="ivf", cells=8, probes=8) if kind == "ivf" else build_index(tmp_path / "i", g, kind=kind)
     exact = nf.mine(x, y, ref_emb=g, ref_labels=z, margin=0.0)
     found = nf.mine(x, y, ref_emb=g, ref_labels=z, margin=0.0, index=index)
-    hits = [len(set(a) & set(b)) / max(1, len(set(b))) for a, b in zip(found.places.tolist(), exact.places.tolist(), strict=True)]
+    hits = [
+        len(set(a) & set(b)) / max(1, len(set(b)))
+        for a, b in zip(found.places.tolist(), exact.places.tolist(), strict=True)
+    ]
     assert np.mean(hits) > (0.98 if kind == "int8" else 0.999)
     torch.testing.assert_close(found.positive, exact.positive, equal_nan=True)
     with pytest.raises(ValueError, match=r"^mine: the index must be of the 40 references, but is "):

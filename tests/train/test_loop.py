@@ -377,5 +377,5 @@ def test_negatives_are_mined_anew_with_the_network_of_that_moment(tmp_path):
     assert torch.equal(saved, tables[20])
     assert not torch.equal(tables[4], tables[16])
     for step in (5, 8, 20):
-        for group in np.array(batches[step]).reshape(3, 4):
+        for group in torch.tensor(batches[step]).reshape(3, 4):
             assert set(group[2:].tolist()) & set(tables[4 * ((step - 1) // 4)][group[0]].tolist())

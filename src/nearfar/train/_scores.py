@@ -234,7 +234,9 @@ def refresh_negatives(state: TrainState, step: int, watch: Watch) -> None:
     with share_evaluations(state, state.bare_model):
         x, rows = embed_samples(state.bare_model, state.train, state.plain, watch=watch, **state.evaluating)
         ranks = (1, 2 * sampler.k)  # some are left out by the margin
-        found = mine(x, torch.from_numpy(state.train.labels[rows]).to(x.device), k=sampler.k, ranks=ranks, margin=sampler.margin)
+        found = mine(
+            x, torch.from_numpy(state.train.labels[rows]).to(x.device), k=sampler.k, ranks=ranks, margin=sampler.margin
+        )
     places = found.places.cpu()
     table = torch.full((len(state.train), sampler.k), -1)
     table[rows] = torch.where(places < 0, -1, torch.from_numpy(rows)[places.clamp_min(0)])
