@@ -114,7 +114,7 @@ def mine_rows(scratch: Path, references: Vectors, queries: Vectors, given: argpa
 
 
 def index_rows(scratch: Path, references: Vectors, queries: Vectors, found: dict) -> None:
-    """Indices of codes: bytes that a search reads of every row, recall at build and of the queries, time of a search."""
+    """Indices of codes: bytes that a search reads, recall at build and of the queries, time of a search."""
     asked = queries.x[:: max(1, len(queries) // 200)][:200].clone()
     exact = neighbors(asked, references.x, k=10).places.tolist()
     for kind in ("int8", "bits"):

@@ -112,11 +112,16 @@ def evaluate(
             **options,
         }
         save_json(json, about | with_names(found.to_dict(), queries.class_names()))
+    show(found, str(vectors), queries.class_names())
+
+
+def show(found: Evaluation, title: str, names: dict[int, str]) -> None:
+    """Print the scores, the curve over dimensions if there is one, the worst classes and the lone queries."""
     console = Terminal()
-    console.print(score_table(found, str(vectors)))
+    console.print(score_table(found, title))
     if found.curve:
         console.print(curve_table(found))
-    console.print(class_table(found, queries.class_names()))
+    console.print(class_table(found, names))
     console.print(describe_lone(found))
 
 
