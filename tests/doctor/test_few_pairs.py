@@ -133,6 +133,7 @@ def test_every_loss_has_a_count(name, tmp_path):
         "DroChiSquare": {"rho": 1.0},
         "SpreadFloor": {"loss": "SupCon"},
         "Nested": {"loss": "SupCon", "dims": [2, 3]},
+        "Ladder": {"loss": "SupCon"},
     }
     needed["DroTrimmedPN"] = {"wrong": 0.2, "k": 8}
     settings = config(loss={"name": name, **needed.get(name, {})}, training={"steps": 1, "diagnose_every": 1})

@@ -36,6 +36,7 @@ NEEDED = {
     "DroTrimmedPN": {"wrong": 0.2, "k": 8},
     "DroChiSquare": {"rho": 1.0},
     "SpreadFloor": {"loss": {"name": "Triplet", "mining": "hard"}},
+    "Ladder": {"loss": {"name": "Triplet", "mining": "hard"}},
 }
 LOSSES = {
     **{name: {"name": name, **NEEDED.get(name, {})} for name in parts.LOSSES},

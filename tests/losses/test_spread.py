@@ -13,7 +13,7 @@ from table import BATCHES, random_batch, tensors
 
 import nearfar as nf
 from nearfar.losses.annealing import Anneal
-from nearfar.losses.spread import spread
+from nearfar.losses.spread import barrier, spread, spread_bound
 
 L = nf.losses
 SpreadFloor = L.SpreadFloor
@@ -140,6 +140,79 @@ def test_a_linear_map_stays_open_under_hard_mining():
     assert ends[1] > 0.4
 
 
+@pytest.mark.parametrize("mining", ["hard", "hardest", "semihard", "all"])
+@pytest.mark.parametrize("engine", ["dense", "tiled", "auto"])
+def test_the_floor_of_triplets_is_the_same_term(mining, engine):
+    E, y = random_batch()
+    more = {"mining": mining, "margin": 0.3}
+    wanted = oracle_of("SpreadFloor")(E.astype(np.longdouble), y, "Triplet", floor=0.99, **more)
+    loss = L.Triplet(**more, floor=0.99, engine=engine).double()
+    value, slope = measured(loss, *tensors(E, y))
+    assert value.item() == pytest.approx(float(wanted), abs=1e-9)
+    around = SpreadFloor(L.Triplet(**more, engine=engine), floor=0.99)
+    torch.testing.assert_close(slope, measured(around, *tensors(E, y))[1], atol=1e-12, rtol=0)
+    assert torch.equal(loss.explain(*tensors(E, y)).value, around.explain(*tensors(E, y)).value)
+    assert loss.spread_floor == around.spread_floor == nf.Distributed(around).spread_floor == (0.99, 1.0)
+    loss.floor = None
+    assert torch.equal(loss(*tensors(E, y)), around.loss(*tensors(E, y)))
+    assert loss.spread_floor is None
+
+
+def test_a_floor_survives_the_recording_of_small_batches():
+    """From the fourth call on a CPU replays the loss; other rows and a new floor must count."""
+    loss, plain = L.Triplet(mining="hard", floor=0.9), L.Triplet(mining="hard", engine="dense")
+    labels = torch.arange(24) // 4
+    for seed in range(12):
+        rows = torch.randn(24, 6, generator=torch.Generator().manual_seed(seed)) * (0.1 + seed % 3) + 1
+        loss.floor = 0.9 if seed < 9 else 0.6
+        wanted = SpreadFloor(plain, floor=loss.floor)
+        for found, known in zip(measured(loss, rows, labels), measured(wanted, rows, labels), strict=True):
+            torch.testing.assert_close(found, known, atol=1e-5, rtol=1e-5)
+
+
+def test_the_bound_of_a_value_is_never_above_the_spread():
+    """V ≥ κ·exp(-F/w) - 10⁻⁶ for every batch, open or collapsed, and for small weights."""
+    for seed, (weight, size) in enumerate((w, s) for w in (0.1, 1.0, 3.0) for s in (0.0, 1e-3, 1e-2, 0.1, 1.0)):
+        rows = torch.eye(4, dtype=torch.float64)[:1] + size * torch.randn(
+            12, 4, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+        )
+        value = SpreadFloor(L.Triplet(mining="hard", margin=0.2), weight=weight)(rows, torch.arange(12) // 3)
+        assert spread(rows) >= spread_bound(value, 0.5, weight) - 1e-12
+    assert spread_bound(torch.tensor(40.0), 0.5) == 0
+
+
+def test_a_batch_of_chance_stays_on_the_safe_side():
+    """Jensen: the barrier of the mean spread is at most the mean barrier; uniform batches have the spread of all."""
+    rows = torch.eye(5, dtype=torch.float64)[:1] + 0.2 * torch.randn(
+        200, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    )
+    draws = torch.Generator().manual_seed(1)
+    batches = [rows[torch.randperm(200, generator=draws)[:10]] for _ in range(4000)]
+    spreads, barriers = torch.stack([spread(x) for x in batches]), torch.stack([barrier(x, 0.5) for x in batches])
+    assert abs(spreads.mean() - spread(rows)) < 4 * spreads.std() / 4000**0.5
+    assert barriers.mean() >= barrier(rows, 0.5) - 4 * barriers.std() / 4000**0.5
+    assert barriers.mean() >= torch.log(0.5 / (spreads.mean() + 1e-6))
+
+
+def test_batches_of_classes_have_the_spread_of_their_share_of_pairs():
+    """E V = q V+ + (1 - q) V-, q = (M - 1) / (n - 1): below that of all rows where classes are near."""
+    draws = torch.Generator().manual_seed(2)
+    classes = torch.arange(60) // 6
+    rows = torch.randn(10, 4, generator=draws, dtype=torch.float64)[classes]
+    rows = rows + 0.3 * torch.randn(60, 4, generator=draws, dtype=torch.float64)
+    unit = torch.nn.functional.normalize(rows)
+    sines, same = 1 - (unit @ unit.T) ** 2, (classes[:, None] == classes[None, :])
+    within, between = sines[same & ~torch.eye(60, dtype=torch.bool)].mean(), sines[~same].mean()
+    found = []
+    for _ in range(3000):
+        chosen = torch.randperm(10, generator=draws)[:3]
+        found.append(spread(torch.cat([rows[6 * c + torch.randperm(6, generator=draws)[:4]] for c in chosen])))
+    share = 3 / 11
+    mean, error = torch.stack(found).mean(), torch.stack(found).std() / 3000**0.5
+    assert abs(mean - (share * within + (1 - share) * between)) < 4 * error
+    assert mean < spread(rows)
+
+
 def test_it_passes_steps_on_and_can_be_wrapped():
     loss = SpreadFloor(L.Triplet(mining="hard", anneal=Anneal(2)))
     loss.step()
@@ -157,6 +230,8 @@ def test_it_passes_steps_on_and_can_be_wrapped():
         (lambda: SpreadFloor(L.Triplet(), floor=1.0), r"^SpreadFloor: floor must lie between 0 and 1, .* 1\.0\.$"),
         (lambda: SpreadFloor(L.Triplet(), floor=0), r"^SpreadFloor: floor must lie between 0 and 1"),
         (lambda: SpreadFloor(L.Triplet(), weight=-1), r"^SpreadFloor: weight must be a number above zero"),
+        (lambda: L.Triplet(floor=1.5), r"^Triplet: floor must lie between 0 and 1, but came as 1\.5\.$"),
+        (lambda: L.Triplet(mining="hard", floor=0.5, reduction="none"), r"^Triplet: the loss must be one number"),
         (lambda: SpreadFloor(L.SupCon(reduction="none")), r"^SpreadFloor: the loss must be one number"),
     ],
 )

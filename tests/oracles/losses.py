@@ -7,6 +7,8 @@ A mean over nothing is 0.
 All arithmetic is in longdouble, so that differences of values give derivatives (see gradient.py).
 """
 
+import itertools
+
 import numpy as np
 
 from . import pairs, sets
@@ -522,13 +524,13 @@ def smooth_ap(E, y, temperature=0.01, reduction="mean"):
     return _reduce(values, reduction, len(values))
 
 
-def spread_floor(E, y, inner="SupCon", floor=0.5, weight=1):
+def spread_floor(E, y, inner="SupCon", floor=0.5, weight=1, **more):
     """A loss + weight [log(floor / V)]_+, V = mean over pairs i != j of 1 - cos^2 (and a millionth)."""
     S, n = scores(E, E, "cosine"), len(y)
     sines = [1 - S[i, j] ** 2 for i in range(n) for j in range(n) if i != j]
     spread = _average(sines) if sines else 1
     barrier = max(ZERO, np.log(np.longdouble(floor) / (spread + np.longdouble(1e-6))))
-    return {"SupCon": sup_con}[inner](E, y) + weight * barrier
+    return {"SupCon": sup_con, "Triplet": triplet}[inner](E, y, **more) + weight * barrier
 
 
 def _towers(E, y, R, ry):
@@ -564,3 +566,22 @@ def siglip(E, y, scale=10, bias=-10, R=None, ry=None):
 def nested(E, y, inner="SupCon", dims=(2, 3), weights=(1, 1)):
     """sum_k weights_k times the loss of the first dims_k columns."""
     return sum(weight * {"SupCon": sup_con}[inner](E[:, :dim], y) for dim, weight in zip(dims, weights, strict=True))
+
+
+def ladder(E, y, relevance=None, rungs=(0,), weights=None, margin=0.05, unknown=None):
+    """sum over rungs r of weight_r times the mean over triplets of [d_xa - d_xb + margin]_+.
+
+    The triplets of a rung have rel(x, a) > r >= rel(x, b). Without a relevance [n, n], equal labels have 1 and
+    others 0. Pairs marked in unknown [n, n] form no triplets.
+    """
+    D, n, total = -scores(E, E, "neg_euclidean"), len(y), ZERO
+    for r, weight in zip(rungs, weights or [1] * len(rungs), strict=True):
+        terms = []
+        for x, a, b in itertools.permutations(range(n), 3):
+            if unknown is not None and (unknown[x, a] or unknown[x, b]):
+                continue
+            near, far = (int(y[x] == y[j]) if relevance is None else relevance[x, j] for j in (a, b))
+            if near > r >= far:
+                terms.append(max(ZERO, D[x, a] - D[x, b] + margin))
+        total = total + weight * _average(terms)
+    return total

@@ -509,16 +509,17 @@ def test_journal_is_read_whatever_it_holds(tmp_path):
 def test_every_quantity_of_a_run_has_a_chart_of_its_own_with_a_plain_name(tmp_path):
     """All that `fit` writes; a name as in the code, or two units on one axis, would be seen here."""
     plan = {"evaluate_every": 5, "explain_every": 5, "diagnose_every": 5}
-    fit(config(training=plan, optimizer={"max_grad_norm": 1.0}), tmp_path / "run", data=tiny())
+    loss = {"name": "SpreadFloor", "loss": {"name": "DroTopK", "k": 8}}
+    fit(config(loss=loss, training=plan, optimizer={"max_grad_norm": 1.0}), tmp_path / "run", data=tiny())
     panels = read_journal(tmp_path / "run" / "journal.jsonl").panels
     known = {title for _, title, _ in QUANTITIES}
     assert {panel.title.removesuffix(", held-out classes") for panel in panels} == known
-    depths = ["R@1", "R@2", "R@4", "R@8"]
+    several = {"Recall at k, held-out classes": ["R@1", "R@2", "R@4", "R@8"], "Spread of pairs": ["V", "bound"]}
     for panel in panels:
-        assert [one.name for one in panel.series] == (depths if "at k" in panel.title else [panel.title])
+        assert [one.name for one in panel.series] == several.get(panel.title, [panel.title])
         assert panel.unit or panel.title == "Loss"
     drawn = re.search(r'<section id="curves".*?</section>', report.build(tmp_path / "run", **QUICK), re.S)[0]
-    assert drawn.count("<svg viewBox=") == len(panels) + 4  # and four in the legend of recall
+    assert drawn.count("<svg viewBox=") == len(panels) + 6  # and those in the legends of recall and spread
     words = re.sub(r"<[^>]*>", " ", drawn)
     assert not re.search(r"\w_\w|recall@|\blr\b", words)
 

@@ -135,7 +135,7 @@ def of_relations() -> dict[str, Case]:
 def part(whole: nf.Relation, share: Share, kind: str) -> nf.Relation:
     """The relation that a rank makes of its own rows."""
     if kind == "multi-label":
-        return nf.Relation.from_multilabel(share(whole._row))
+        return nf.Relation.from_multilabel(share(whole._grades._row))
     given = whole._given
     stand = None if given.projection is None else share(given.projection.rows)
     return nf.Relation.from_labels(
@@ -145,6 +145,29 @@ def part(whole: nf.Relation, share: Share, kind: str) -> nf.Relation:
         representatives=stand,
         among_representatives=kind == "among",
     )
+
+
+def of_ladders() -> dict[str, Case]:
+    """Graded relations of what the rows say of themselves, labels and ids, and a floor under the spread of all rows."""
+    parents, table = torch.tensor([5, 5, 6, 6, 6, -1, -1]), torch.arange(25.0).reshape(5, 5) % 4
+    pairs = torch.combinations(torch.arange(30))
+
+    def graded(make: Callable[[Share, Tensor], nf.Relation], rungs: tuple[float, ...]) -> Case:
+        def run(share: Share) -> dict[str, Any]:
+            embeddings, labels = larger(30)
+            loss = L.Ladder(on(L.MultiSimilarity().double(), "tiled", 4), rungs=rungs)
+            return measured(share, loss, embeddings, make(share, labels % 5))
+
+        return run
+
+    makers: dict[str, tuple[Callable[[Share, Tensor], nf.Relation], tuple[float, ...]]] = {
+        "tree": (lambda share, y: nf.Relation.from_tree(parents, share(y)), (0, 1)),
+        "scores": (lambda share, y: nf.Relation.from_scores(table, share(y)), (0, 1, 2)),
+        "pairs": (lambda share, y: nf.Relation.from_pairs(pairs[::3], pairs[1::3], share(torch.arange(30))), (0,)),
+    }
+    found = {f"ladder/{name}": graded(*case) for name, case in makers.items()}
+    floored = lambda: L.Triplet(mining="hard", floor=0.99)  # noqa: E731
+    return found | {"floor": plain(floored, larger, "tiled", 4)}
 
 
 def with_reference(make: Callable[[], Any], *, named: bool) -> Case:
@@ -212,7 +235,7 @@ def cases(world: int) -> dict[str, Case]:
     """Two ranks try everything; three the table, and memories of a few losses."""
     table, memories = of_table() | of_draws(), of_memories()
     if world == 2:
-        return table | memories | of_products() | of_relations() | of_references() | of_pml()
+        return table | memories | of_products() | of_relations() | of_ladders() | of_references() | of_pml()
     return table | {f"memory/{name}": memories[f"memory/{name}"] for name in KEPT}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import math
 import os
 import signal
 from dataclasses import replace
@@ -20,6 +21,7 @@ from nearfar import Relation, train
 from nearfar.batches import violations
 from nearfar.data import Tensors
 from nearfar.evaluation import Vectors, evaluate, mine
+from nearfar.report._journal import read_journal
 from nearfar.train import NotFiniteError, fit, open_run
 from nearfar.train import _loop as loop
 
@@ -56,6 +58,19 @@ def test_a_run_folder_holds_what_the_commands_read(run):
     assert names == wanted | {"checkpoints/last.pt", "checkpoints/best.pt"}
     assert run.finished
     assert run.step == 20
+
+
+@pytest.mark.parametrize("chunk", [None, 5])
+def test_the_journal_of_a_floor_has_the_spread_above_its_bound(tmp_path, chunk):
+    loss = {"name": "Triplet", "mining": "hard", "margin": 0.2, "floor": 0.9}
+    fit(config(loss=loss, training={"chunk": chunk}), tmp_path / "run", data=tiny())
+    lines = [line for line in journal(tmp_path / "run") if "pair spread V" in line]
+    assert len(lines) == 20
+    for line in lines:
+        assert line["pair spread V"] >= line["pair spread bound"] - 1e-6
+        assert line["pair spread bound"] == pytest.approx(0.9 * math.exp(-line["loss"]) - 1e-6, abs=1e-6)
+    panels = {panel.title: panel for panel in read_journal(tmp_path / "run" / "journal.jsonl").panels}
+    assert [one.name for one in panels["Spread of pairs"].series] == ["V", "bound"]
 
 
 def test_the_scores_of_a_run_are_those_of_its_vectors(run):

@@ -127,6 +127,7 @@ _TABLE: dict[str, tuple[Any, ...]] = {
     "SmoothAP": (_ours(L.SmoothAP),),
     "SpreadFloor": (lambda rows, width, engine: L.SpreadFloor(L.Triplet(mining="hard", engine=engine)),),
     "Nested": (lambda rows, width, engine: L.Nested(L.NTXent(engine=engine), dims=(width // 2, width)),),
+    "Ladder": (lambda rows, width, engine: L.Ladder(L.Triplet(engine=engine)),),
     "miner MultiSimilarity": (_ours(L.Contrastive, miner=miners.MultiSimilarity(), **_FILTERED),
      _theirs("ContrastiveLoss", "MultiSimilarityMiner")),
     "miner Hard": (_ours(L.Contrastive, miner=miners.Hard(), **_FILTERED),

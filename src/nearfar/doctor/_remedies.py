@@ -18,12 +18,7 @@ Flags = tuple[tuple[str, str], ...]
 SEMIHARD: Flags = (("loss.name", "Triplet"), ("loss.mining", "semihard"), ("loss.margin", "0.2"))
 ANY_TO_SEMIHARD: Flags = (*SEMIHARD, ("loss.anneal", "null"))
 ANNEALED: Flags = (("loss.name", "Triplet"), ("loss.mining", "hard"), ("loss.margin", "0.2"), ("loss.anneal", "500"))
-FLOORED: Flags = (
-    ("loss.name", "SpreadFloor"),
-    ("loss.loss.name", "Triplet"),
-    ("loss.loss.mining", "hard"),
-    ("loss.loss.margin", "0.2"),
-)
+FLOORED: Flags = (("loss.name", "Triplet"), ("loss.mining", "hard"), ("loss.margin", "0.2"), ("loss.floor", "0.5"))
 TOP_K: Flags = (("loss.name", "DroTopK"), ("loss.k", "8B"))
 SOFT: Flags = (("loss.name", "DroKL"), ("loss.gamma", "1"))
 EACH_SIGN: Flags = (("loss.name", "DroTopKPN"), ("loss.k", "8B"))
@@ -195,7 +190,9 @@ def anneal_mining(run: Patient) -> Remedy | None:
 
 def floor_spread(run: Patient) -> Remedy | None:
     """Hard mining with a floor under the spread."""
-    return Remedy("a floor under the spread", FLOORED) if run.config is None or run.hard else None
+    if run.config is None:
+        return Remedy("a floor under the spread", FLOORED)
+    return Remedy("a floor under the spread", (("loss.floor", "0.5"),)) if run.hard else None
 
 
 def slow(run: Patient) -> Remedy:

@@ -20,7 +20,7 @@ from nearfar._utils.tensors import check_labels
 from nearfar.geometry.constraints import splits
 from nearfar.geometry.separation import check_inputs, strips
 from nearfar.geometry.spaces import Metric, Space, center, space_of
-from nearfar.losses.spread import LEAST, spread
+from nearfar.losses.spread import spread, spread_bound
 
 __all__ = ["isometric_bound", "least_spread", "lift", "separated_metric"]
 
@@ -126,7 +126,7 @@ def least_spread(value: float, *, floor: float = 0.5, weight: float = 1.0) -> fl
     """The least spread V of a run of `SpreadFloor` that never raises its value F: V ≥ κ·exp(-F/w) - 10⁻⁶.
 
     Proved for any loss L ≥ 0: w·log(κ/(V + 10⁻⁶)) ≤ F, which is at most its first value. It holds for the F that
-    descends: that of all rows if they are one batch.
+    descends: that of all rows if they are one batch; for batches see docs/papers/beyond/floor.md.
 
     Args:
         value: F at the start.
@@ -139,7 +139,7 @@ def least_spread(value: float, *, floor: float = 0.5, weight: float = 1.0) -> fl
     check_positive("least_spread", "value", value, zero=True)
     check_positive("least_spread", "floor", floor)
     check_positive("least_spread", "weight", weight)
-    return max(0.0, floor * math.exp(-value / weight) - LEAST)
+    return float(spread_bound(torch.tensor(value, dtype=torch.float64), floor, weight))
 
 
 def _prepare(

@@ -8,6 +8,7 @@ from nearfar.losses import (
     anchored,
     centers,
     dro,
+    ladder,
     mean,
     nested,
     proxies,
@@ -21,6 +22,7 @@ from nearfar.losses import (
 from nearfar.losses.anchored import *
 from nearfar.losses.centers import *
 from nearfar.losses.dro import *
+from nearfar.losses.ladder import *
 from nearfar.losses.mean import *
 from nearfar.losses.nested import *
 from nearfar.losses.proxies import *
@@ -35,6 +37,7 @@ __all__: list[str] = []
 __all__ += anchored.__all__
 __all__ += centers.__all__
 __all__ += dro.__all__
+__all__ += ladder.__all__
 __all__ += mean.__all__
 __all__ += nested.__all__
 __all__ += proxies.__all__

@@ -112,6 +112,12 @@ class Loss(Settings, ABC):
         """Whether the gradient is that of the value; of a wrapper, that of the loss inside."""
         return bool(getattr(getattr(self, "loss", None), "exact_gradient", True))
 
+    @property
+    def spread_floor(self) -> tuple[float, float] | None:
+        """Floor and weight of the barrier against a collapse in the value (`SpreadFloor`); None without one."""
+        found: tuple[float, float] | None = getattr(getattr(self, "loss", None), "spread_floor", None)
+        return found
+
     @abstractmethod
     def _value(self, call: Call) -> Tensor: ...
 

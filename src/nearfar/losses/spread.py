@@ -56,13 +56,16 @@ class SpreadFloor(Wrapper):
 
     def _remake(self) -> None:
         super()._remake()
-        if not 0 < self.floor < 1:
-            raise ValueError(f"SpreadFloor: floor must lie between 0 and 1, but came as {self.floor!r}.")
+        check_floor("SpreadFloor", self.floor)
+
+    @property
+    def spread_floor(self) -> tuple[float, float]:
+        """Floor and weight."""
+        return self.floor, self.weight
 
     def barrier(self, embeddings: Tensor) -> Tensor:
         """The barrier weight · [log(floor / V)]₊ of rows [n, d]; 0 for fewer than two rows."""
-        wide = torch.promote_types(embeddings.dtype, torch.float32)
-        return self.weight * torch.relu(torch.log(self.floor / (spread(embeddings.to(wide)) + LEAST)))
+        return barrier(embeddings, self.floor, self.weight)
 
     def _value(self, call: Call) -> Tensor:
         return self.loss._value(call) + self.barrier(call.embeddings)
@@ -71,6 +74,23 @@ class SpreadFloor(Wrapper):
         """The explanation of the wrapped loss, with the barrier included in the value."""
         found = self.loss._explanation(call)
         return replace(found, value=found.value + self.barrier(call.embeddings).detach())
+
+
+def check_floor(owner: str, floor: float) -> None:
+    """Require a floor between 0 and 1."""
+    if not 0 < floor < 1:
+        raise ValueError(f"{owner}: floor must lie between 0 and 1, but came as {floor!r}.")
+
+
+def barrier(embeddings: Tensor, floor: float, weight: float = 1.0) -> Tensor:
+    """Weight · [log(floor / V)]₊ of rows [n, d], in float32 at least."""
+    wide = torch.promote_types(embeddings.dtype, torch.float32)
+    return weight * torch.relu(torch.log(floor / (spread(embeddings.to(wide)) + LEAST)))
+
+
+def spread_bound(value: Tensor, floor: float, weight: float = 1.0) -> Tensor:
+    """The least V for a value F of a loss L ≥ 0 with this barrier: V ≥ κ·exp(-F/w) - 10⁻⁶."""
+    return (floor * torch.exp(-value / weight) - LEAST).clamp_min(0.0)
 
 
 def spread(embeddings: Tensor) -> Tensor:

@@ -6,6 +6,8 @@ import math
 from dataclasses import replace
 from typing import Literal
 
+from torch import Tensor
+
 from nearfar._utils.checks import check_choice, check_whole
 from nearfar._utils.settings import Number, ZeroOrMore
 from nearfar.groups import AngularScore, Positive, Product, Rule, SemiHardBand, Triplets
@@ -13,8 +15,12 @@ from nearfar.groups._groupings import Reduction
 from nearfar.groups._triplets import difference, nearest_difference
 from nearfar.links import HingeLink
 from nearfar.losses.annealing import Anneal, Annealing, advance
+from nearfar.losses.explanation import Explanation
 from nearfar.losses.factors import Factors
 from nearfar.losses.recipe import Recipe
+from nearfar.losses.robust import Call
+from nearfar.losses.spread import barrier, check_floor
+from nearfar.losses.wrapper import check_scalar
 from nearfar.pairs import Hinge, Identity, Linear
 from nearfar.sets import KL, Mean, Worst
 from nearfar.similarity import NegEuclidean, NegSquaredEuclidean
@@ -48,11 +54,14 @@ class Triplet(Recipe):
         anneal: with "hard": start with soft weights, and reach plain hard mining after this many calls of `step`, or
             follow an `Anneal`. Before the first step the set is KL(1) instead of Worst, which is close to the mean; the
             trainer calls `step` after each batch. This can prevent a collapse (docs/guides/doctor.md).
+        floor: κ in (0, 1): add the barrier [log(κ/V)]₊ of `SpreadFloor`, which keeps hard mining from collapsing; ½
+            suits most batches. None, the default, leaves it out.
         similarity: `NegEuclidean` by default; Jaffe 2020 and Can et al. 2019 use `NegSquaredEuclidean`.
         miner: selects pairs before triplets are formed.
 
     Relations: reduction="nonzero" is pytorch-metric-learning's, with its miner for the mining chosen. μ·softplus(x/μ)
     is the KL(μ) set over {x, 0}. "hard" never exceeds "hardest". After `anneal` has ended it equals plain hard mining.
+    floor=κ is `SpreadFloor(Triplet(...), floor=κ)`.
 
     >>> import torch, nearfar as nf
     >>> embeddings = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0], [-1.0, 0.0]])
@@ -66,10 +75,14 @@ class Triplet(Recipe):
     swap: bool = False
     reduction: Reduction = "mean"
     anneal: int | Anneal | None = None
+    floor: float | None = None
     usual = {"similarity": NegEuclidean}
 
     def factors(self) -> Factors:  # noqa: D102
         _anneal(self.anneal, self.mining)
+        if self.floor is not None:
+            check_floor("Triplet", self.floor)
+            check_scalar("Triplet", self)
         if self.mining == "hard":
             if self.swap:
                 raise ValueError('Triplet: swap compares triplets, which mining="hard" does not form; use "all".')
@@ -104,6 +117,22 @@ class Triplet(Recipe):
         if not isinstance(annealing, Annealing):
             return product
         return replace(product, over_positive=annealing.over, over_negative=annealing.over)
+
+    @property
+    def spread_floor(self) -> tuple[float, float] | None:
+        """Floor and weight of the barrier, if there is one."""
+        return None if self.floor is None else (self.floor, 1.0)
+
+    def _value(self, call: Call) -> Tensor:
+        value = super()._value(call)
+        return value if self.floor is None else value + barrier(call.embeddings, self.floor)
+
+    def _explanation(self, call: Call) -> Explanation:
+        """The explanation of the triplets, with the barrier included in the value."""
+        found = super()._explanation(call)
+        if self.floor is None:
+            return found
+        return replace(found, value=found.value + barrier(call.embeddings, self.floor).detach())
 
     def step(self) -> None:
         """Count a training step, for `anneal`; does nothing without it."""

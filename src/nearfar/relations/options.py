@@ -6,10 +6,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nearfar._utils.tensors import check_tensor, readable
+from nearfar._utils.tensors import as_bytes, check_tensor, mask_of, readable
 from nearfar.relations.representatives import Join, RepresentativeMask
 
-__all__ = ["RelationOptions", "check_hot", "check_ids", "check_matrix", "check_weights", "count_orders"]
+__all__ = [
+    "RelationOptions",
+    "check_hot",
+    "check_ids",
+    "check_matrix",
+    "check_memory",
+    "check_weights",
+    "count_orders",
+    "count_width",
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,6 +130,28 @@ def check_weights(
         if not bool((least >= 0) & (most < math.inf)):
             raise ValueError("Relation: weights must be finite and not negative; a pair without weight is absent.")
     return weights, ref_weights
+
+
+def check_memory(labels: Tensor, ref_labels: Tensor | None) -> None:
+    """Require that a reference that starts with the batch is long enough."""
+    if ref_labels is None or len(ref_labels) < len(labels):
+        raise ValueError(
+            "Relation.from_labels: reference_starts_with_batch=True says that the first reference rows are the "
+            "rows themselves, but there are fewer of them than rows; put the rows in front of the reference."
+        )
+
+
+def count_width(positive: Tensor, columns: int, width: int | None) -> int:
+    """Maximum number of positives per row in a measure [n, m]: counted on a CPU, else `width`, else m."""
+    limit = columns if width is None else min(width, columns)
+    if not readable(positive) or not positive.numel():
+        return limit
+    widest = int(as_bytes(mask_of(positive)).sum(dim=1, dtype=torch.int32).amax())
+    if limit < widest:
+        raise ValueError(
+            f"Relation: width is {limit}, but a row has {widest} positive columns; raise it, or leave it out on a CPU."
+        )
+    return widest if width is None else limit
 
 
 def count_orders(ids: Tensor | None, ref_ids: Tensor | None) -> int | Tensor:

@@ -16,11 +16,13 @@ import torch
 from torch import Tensor
 
 from nearfar._utils.checks import check_whole
-from nearfar._utils.tensors import as_bytes, check_class_numbers, mask_of, readable
+from nearfar._utils.tensors import check_class_numbers
+from nearfar.relations import options
+from nearfar.relations.grades import Grades, Matrix, MultiHot, make_pairs, make_scores, make_tree
 from nearfar.relations.layout import ID, NOWHERE, POSITION, POSITION_THEN_ID, Layout, flags_of, listed_layout
-from nearfar.relations.near import consistent, entries, meetings, own_pairs, together
+from nearfar.relations.near import consistent, meetings, own_pairs, together
 from nearfar.relations.one_a_class import first_of_each
-from nearfar.relations.options import RelationOptions, check_hot, check_ids, check_matrix, check_weights, count_orders
+from nearfar.relations.options import RelationOptions
 from nearfar.relations.representatives import Anchors, Join, check_projection
 from nearfar.relations.tile import Tile
 
@@ -31,7 +33,7 @@ EVERYTHING = slice(None)
 class Relation(ABC):
     """Which pairs of n query rows and m reference rows are positive, negative, or ignored.
 
-    Construct one by `from_labels`, `from_multilabel` or `from_matrix`, and pass it to a loss in place of labels.
+    Construct one by a method whose name begins with `from_`, and pass it to a loss in place of labels.
 
     Attributes:
         shape: (n, m).
@@ -57,14 +59,14 @@ class Relation(ABC):
         self._width = given.width
         self._ids = self._ref_ids = self._weights = self._ref_weights = None
         if given.ids is not None or given.ref_ids is not None:
-            self._ids, self._ref_ids = check_ids(shape, square, given.ids, given.ref_ids)
+            self._ids, self._ref_ids = options.check_ids(shape, square, given.ids, given.ref_ids)
         if given.weights is not None or given.ref_weights is not None:
-            self._weights, self._ref_weights = check_weights(shape, square, given.weights, given.ref_weights)
+            self._weights, self._ref_weights = options.check_weights(shape, square, given.weights, given.ref_weights)
         self._projection = given.projection
         self.reference_starts_with_batch = given.reference_starts_with_batch
         self._given = given
         self._among: tuple[Tensor, Tensor] | None = None
-        self.orders: int | Tensor = 2 if square else count_orders(self._ids, self._ref_ids)
+        self.orders: int | Tensor = 2 if square else options.count_orders(self._ids, self._ref_ids)
         if given.projection is not None or given.reference_starts_with_batch:
             self.orders = 1  # with representatives or a memory, each pair occurs once
 
@@ -88,11 +90,9 @@ class Relation(ABC):
         seen._projection = replace(self._projection, anchors=anchors, among=among or self._projection.among)
         return seen
 
+    @abstractmethod
     def gathered(self, rows: Join, cols: Join) -> Relation:
         """The relation of the rows and columns of all processes; `rows` and `cols` gather tensors from them."""
-        raise ValueError(
-            f"Distributed: {self!r} says nothing of rows on other ranks; give labels, or a relation of labels."
-        )
 
     def one_a_class(self) -> Relation:
         """Pair the first row of each class with its first positive column, or with all columns if there is none."""
@@ -152,8 +152,8 @@ class Relation(ABC):
         ref_weights: Tensor | None = None,
     ) -> Relation:
         """A relation in which samples with a common label are positive; hot [n, c] and ref_hot [m, c] are 0 or 1."""
-        check_hot(hot, ref_hot)
-        return _MultiLabel(hot, ref_hot, RelationOptions(ids, ref_ids, weights, ref_weights))
+        options.check_hot(hot, ref_hot)
+        return _Graded(MultiHot(hot, ref_hot), 0, RelationOptions(ids, ref_ids, weights, ref_weights))
 
     @staticmethod
     def from_matrix(
@@ -166,19 +166,61 @@ class Relation(ABC):
         weights: Tensor | None = None,
         ref_weights: Tensor | None = None,
     ) -> Relation:
-        """A relation whose positive pairs are given by a boolean matrix.
+        """A relation whose positive pairs are given by a boolean matrix `same` [n, m].
 
-        Args:
-            same: [n, m] boolean, which pairs are positive.
-            valid: [n, m] boolean, which pairs count; None for all.
-            square: the columns are the rows themselves, so the diagonal is left out; False for a reference.
-            ids: see `from_labels`.
-            ref_ids: see `from_labels`.
-            weights: see `from_labels`.
-            ref_weights: see `from_labels`.
+        `valid` [n, m] says which pairs count; None for all. With `square` the columns are the rows themselves, and the
+        diagonal is left out; False for a reference. Other options as in `from_labels`.
         """
-        check_matrix(same, valid, square)
-        return _Matrix(same, valid, square, RelationOptions(ids, ref_ids, weights, ref_weights))
+        options.check_matrix(same, valid, square)
+        return _Graded(Matrix(same, valid, square), 0, RelationOptions(ids, ref_ids, weights, ref_weights))
+
+    @staticmethod
+    def from_scores(
+        scores: Tensor,
+        labels: Tensor | None = None,
+        ref_labels: Tensor | None = None,
+        *,
+        square: bool = True,
+        ids: Tensor | None = None,
+        ref_ids: Tensor | None = None,
+    ) -> Relation:
+        """A graded relation: the relevance of a pair is a number, or NaN if unknown; `at` chooses a rung.
+
+        `scores` [n, m] holds the relevance of each pair; with `labels` [n] and perhaps `ref_labels` [m], it is a table
+        between labels instead. Other options as in `from_matrix`.
+        """
+        return _Graded(make_scores(scores, labels, ref_labels, square), 0, RelationOptions(ids, ref_ids))
+
+    @staticmethod
+    def from_tree(
+        parents: Tensor,
+        labels: Tensor,
+        ref_labels: Tensor | None = None,
+        *,
+        ids: Tensor | None = None,
+        ref_ids: Tensor | None = None,
+    ) -> Relation:
+        """A graded relation of nested classes: the relevance counts the common ancestors, including the class itself.
+
+        `parents` holds the parent of each node, -1 for a root; `labels` [n] and `ref_labels` [m] are nodes. A node that
+        ends above the lowest level counts as its own only child there. Other options as in `from_labels`.
+        """
+        return _Graded(make_tree(parents, labels, ref_labels), 0, RelationOptions(ids, ref_ids))
+
+    @staticmethod
+    def from_pairs(positives: Tensor, negatives: Tensor, ids: Tensor, ref_ids: Tensor | None = None) -> Relation:
+        """A relation of listed pairs; all other pairs are ignored.
+
+        `positives` [p, 2] and `negatives` [q, 2] hold sample ids, in either order; `ids` [n] and `ref_ids` [m] are
+        those of the rows and of the reference rows.
+        """
+        return _Graded(make_pairs(positives, negatives, ids, ref_ids), 0, RelationOptions(ids, ref_ids))
+
+    def at(self, rung: float) -> Relation:
+        """The binary relation of a rung: a pair is positive if its relevance is above `rung`, else negative."""
+        if not 0 <= rung < 1:
+            raise ValueError(f"Relation.at: labels have relevance 0 or 1, so rung must be 0, but came as {rung!r}.")
+        return self
 
     @abstractmethod
     def _same(self, rows: slice, cols: slice) -> Tensor:
@@ -233,16 +275,7 @@ class Relation(ABC):
 
     def width(self, positive: Tensor) -> int:
         """Maximum number of positives per row in the measure `positive`: counted on a CPU, else `width`, else m."""
-        limit = self.shape[1] if self._width is None else min(self._width, self.shape[1])
-        if not readable(positive) or not positive.numel():
-            return limit
-        widest = int(as_bytes(mask_of(positive)).sum(dim=1, dtype=torch.int32).amax())
-        if limit < widest:
-            raise ValueError(
-                f"Relation: width is {limit}, but a row has {widest} positive columns; raise it, or leave it "
-                "out on a CPU."
-            )
-        return widest if self._width is None else limit
+        return options.count_width(positive, self.shape[1], self._width)
 
     def _itself(self, rows: slice, cols: slice) -> Tensor:
         if self.square and rows == cols == EVERYTHING:
@@ -280,11 +313,8 @@ class _Labels(Relation):
         self._row = labels
         self._col = labels if ref_labels is None else ref_labels
         self._ignore = ignore
-        if given.reference_starts_with_batch and (ref_labels is None or len(ref_labels) < len(labels)):
-            raise ValueError(
-                "Relation.from_labels: reference_starts_with_batch=True says that the first reference rows are the "
-                "rows themselves, but there are fewer of them than rows; put the rows in front of the reference."
-            )
+        if given.reference_starts_with_batch:
+            options.check_memory(labels, ref_labels)
         super().__init__((len(labels), len(self._col)), labels.device, ref_labels is None, given)
 
     def plain_labels(self) -> tuple[Tensor, Tensor] | None:
@@ -346,39 +376,25 @@ class _Labels(Relation):
         return (self._row[rows, None] != self._ignore) & (self._col[None, cols] != self._ignore)
 
 
-class _MultiLabel(Relation):
-    """Relation of multi-hot labels; see `Relation.from_multilabel`."""
+class _Graded(Relation):
+    """Relation of relevances: positive above a rung, negative up to it, ignored if unknown."""
 
-    def __init__(self, hot: Tensor, ref_hot: Tensor | None, given: RelationOptions) -> None:
-        # float: integer matrix products do not exist on a GPU; counts of shared labels stay exact below 2^24
-        self._row = (hot != 0).float()
-        self._col = self._row if ref_hot is None else (ref_hot != 0).float()
-        super().__init__((len(hot), len(self._col)), hot.device, ref_hot is None, given)
+    def __init__(self, grades: Grades, rung: float, given: RelationOptions) -> None:
+        self._grades, self._rung = grades, rung
+        super().__init__(grades.shape, grades.device, grades.square, given)
+
+    def at(self, rung: float) -> Relation:
+        labels = self._grades.labels(rung)
+        return _Graded(self._grades, rung, self._given) if labels is None else _Labels(*labels, None, self._given)
 
     def gathered(self, rows: Join, cols: Join) -> Relation:
-        given = self._given.gathered(rows, cols, self.square)
-        return _MultiLabel(rows(self._row), None if self.square else cols(self._col), given)
+        return _Graded(self._grades.gathered(rows, cols), self._rung, self._given.gathered(rows, cols, self.square))
 
     def _same_pairs(self) -> Tensor | None:
-        rows = self._row.nonzero(as_tuple=True)
-        return meetings(rows, rows if self.square else self._col.nonzero(as_tuple=True), self.shape)
+        return self._grades.pairs(self._rung)
 
     def _same(self, rows: slice, cols: slice) -> Tensor:
-        return (self._row[rows] @ self._col[cols].T) > 0.5
-
-
-class _Matrix(Relation):
-    """Relation of a boolean matrix; see `Relation.from_matrix`."""
-
-    def __init__(self, same: Tensor, valid: Tensor | None, square: bool, given: RelationOptions) -> None:
-        self._matrix, self._valid = same, valid
-        super().__init__((same.shape[0], same.shape[1]), same.device, square, given)
-
-    def _same_pairs(self) -> Tensor | None:
-        return entries(self._matrix)
-
-    def _same(self, rows: slice, cols: slice) -> Tensor:
-        return self._matrix[rows, cols]
+        return self._grades.above(rows, cols, self._rung)
 
     def _known(self, rows: slice, cols: slice) -> Tensor | None:
-        return None if self._valid is None else self._valid[rows, cols]
+        return self._grades.known(rows, cols)

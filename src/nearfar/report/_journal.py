@@ -23,6 +23,7 @@ QUANTITIES = (
     (r"probe recall@1", "Recall at 1, training samples", "% of the samples looked at"),
     (r"probe skill", "Above chance, training samples", "%: 0 is chance, 100 all right"),
     (r"spread", "Spread of the space", "rms distance of unit vectors to their mean"),
+    (r"pair spread (?P<curve>V|bound)", "Spread of pairs", "mean of 1 - cos² of a batch, and its bound"),
     (r"effective_rank", "Effective rank", "dimensions in use"),
     (r"effective pairs per row", "Effective pairs for each sample", "pairs that share the weight of the loss"),
     (r"effective_pairs", "Effective pairs", "pairs of a batch that share the weight"),
@@ -124,7 +125,7 @@ def _quantity(name: str) -> tuple[int, str, str, str]:
         if found is not None:
             parts = found.groupdict()
             title += f", {SIDES[parts['side']]}" if parts.get("side") else ""
-            return place, title, unit, f"R@{parts['k']}" if "k" in parts else title
+            return place, title, unit, f"R@{parts['k']}" if "k" in parts else parts.get("curve", title)
     title = name.replace("_", " ")
     return len(QUANTITIES), title, "", title
 

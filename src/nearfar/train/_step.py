@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from nearfar.batches import Proximal
 from nearfar.distributed import cached_step
+from nearfar.losses.spread import spread, spread_bound
 from nearfar.relations.relation import Relation
 from nearfar.runs._sections import Config, OptimizerConfig
 
@@ -38,7 +39,7 @@ class Step:
         `ids` [b] are the sample ids, for a loss with a memory.
         """
         embeddings, value = self.backward(x, target, ids)
-        scalars = {"loss": value}
+        scalars = {"loss": value, **_spread_scalars(self.loss, embeddings, value)}
         scaler = self.machine.scaler
         if scaler is not None:
             scaler.unscale_(self.optimizer)  # the proximal term and the clipping need unscaled gradients
@@ -75,6 +76,19 @@ class Step:
             norms: Literal["refuse", "frozen"] = "frozen" if self.config.model.freeze_norms else "refuse"
             value = cached_step(self.model, x, target, compute_loss, chunk, bn=norms, scaler=scaler)
         return seen[0], value
+
+
+def _spread_scalars(loss: Any, embeddings: Tensor, value: Tensor) -> dict[str, Tensor]:
+    """The spread V of a batch and the least V that its value F allows, κ·exp(-F/w), for a loss with a floor κ.
+
+    With several processes V is that of this one's rows, and the bound is that of all rows.
+    """
+    if (known := getattr(loss, "spread_floor", None)) is None:
+        return {}
+    return {
+        "pair spread V": spread(embeddings.float()),
+        "pair spread bound": spread_bound(value.detach(), *known),
+    }
 
 
 def make_optimizer(config: OptimizerConfig, model: Any, loss: nn.Module, device: torch.device) -> torch.optim.Optimizer:
