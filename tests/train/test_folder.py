@@ -71,7 +71,7 @@ def test_the_demo_replaces_a_run_when_asked_and_keeps_what_lies_beside_it(tmp_pa
 
 @pytest.mark.parametrize("name", [*FILES, MARK])
 def test_a_run_writes_over_nothing_that_it_finds(tmp_path, name):
-    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / name).write_text("mine", encoding="utf-8")
     with pytest.raises(FileExistsError, match=rf"holds {re.escape(name)}, which this run would write over"):
         fit(small(), tmp_path, data=tiny())

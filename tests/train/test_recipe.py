@@ -18,6 +18,7 @@ from nearfar.data import open_data
 from nearfar.runs._config import flat, to_tree
 from nearfar.studies import grid
 from nearfar.train import Config, load
+from nearfar.train._length import steps_of_passes, usual_steps
 from nearfar.train._recipe import FILE, are_photographs, default_config, recipe
 
 ROOT = Path(__file__).parents[2]
@@ -55,7 +56,8 @@ def test_photographs_get_the_recipe_and_flags_change_it(large):
     assert (config.loss.name, config.optimizer.lr, config.data.size) == ("ProxyAnchor", 2.5e-5, 320)
     assert (config.data.path, config.data.validation) == (str(large), 0)
     assert config.batches.options["classes"] == 4  # of eight classes half are for the test
-    assert config.training.steps == 200  # as few photographs as these would be seen in a step
+    assert config.training.steps == "auto"
+    assert usual_steps(config, open_data("folder", large)) == 200  # so few photographs would be seen in a step
     config, _ = default_config(flags(large, **{"loss.name": "Triplet", "loss.margin": "0.3", "training.steps": "7"}))
     assert (config.loss.name, dict(config.loss.options), config.training.steps) == ("Triplet", {"margin": 0.3}, 7)
     assert config.optimizer.lr == 2.5e-5
@@ -65,7 +67,7 @@ def test_photographs_get_the_recipe_and_flags_change_it(large):
     assert (config.data.size, config.data.train_size, config.model.name) == (100, None, "timm:resnet18")
     assert default_config(flags(large, **{"data.size": "100"}))[0].data.train_size == 70
     assert config.batches.options["classes"] == 2  # two of four are held out
-    assert config.training.evaluate_every < config.training.steps
+    assert config.training.evaluate_every == 200 // 6
 
 
 @pytest.mark.parametrize(
@@ -85,6 +87,7 @@ def test_vectors_begin_with_themselves_and_are_not_even_opened():
     config, words = default_config(told)
     assert words.startswith("these are vectors: the head begins as the identity")
     assert (config.model.embedding_dim, config.optimizer.lr, config.loss) == (None, 1e-4, Config().loss)
+    assert config.training.steps == "auto"
     config, _ = default_config([*told, ("model.embedding_dim", "64"), ("optimizer.lr", "0.01")])
     assert (config.model.embedding_dim, config.optimizer.lr) == (64, 0.01)
     for key, value in (("model.name", "mlp"), ("model.hidden", "32")):
@@ -122,12 +125,11 @@ class _Many:
         return len(self.labels)
 
 
-def test_steps_go_eight_times_through_the_photographs():
-    assert recipe(_Many(5864, 100))["training"]["steps"] == 600
-    assert recipe(_Many(60_000, 11_000))["training"]["steps"] == 6150
-    assert recipe(_Many(10**6, 50_000))["training"]["steps"] == 20_000
+def test_the_usual_steps_go_eight_times_through_the_photographs():
+    assert [steps_of_passes(samples, 80) for samples in (5864, 60_000, 10**6)] == [600, 6150, 20_000]
     few = recipe(_Many(100, 5))
-    assert (few["training"]["steps"], few["batches"]["classes"], few["optimizer"]["warmup"]) == (200, 5, 50)
+    assert (few["training"]["steps"], few["training"]["evaluate_every"]) == ("auto", 200)
+    assert (few["batches"]["classes"], few["optimizer"]["warmup"]) == (5, 50)
 
 
 def test_the_commands_take_it(large, tmp_path):
@@ -139,6 +141,7 @@ def test_the_commands_take_it(large, tmp_path):
     assert "of the recipe for photographs (configs/photographs.yaml)" in found
     tree = yaml.safe_load(found)
     assert (tree["optimizer"]["lr"], tree["loss"]["name"], tree["data"]["path"]) == (2.5e-5, "ProxyAnchor", str(large))
+    assert tree["training"]["steps"] == "auto"
     quick = ("--data.size", 72, "--training.steps", 1, "--model.pretrained", "false")
     shown = run(tmp_path, "train", *told, *quick, "--data.cache_folder", tmp_path / "cache", "--run", "first")
     assert "these are photographs: the recipe for them is taken" in shown
@@ -161,7 +164,7 @@ def script():
 def test_the_file_in_configs_is_the_package_s():
     assert (ROOT / "configs" / "photographs.yaml").read_text(encoding="utf-8") == FILE.read_text(encoding="utf-8")
     general, cub = (flat(to_tree(load(ROOT / "configs" / f"{name}.yaml"))) for name in ("photographs", "cub_lite0"))
-    assert {key for key in general if general[key] != cub[key]} == {"data.name"}
+    assert {key for key in general if general[key] != cub[key]} == {"data.name", "training.steps"}
 
 
 def test_every_trial_has_a_result_and_the_best_one_was_tested(script):

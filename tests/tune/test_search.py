@@ -277,3 +277,10 @@ def test_processes_side_by_side_give_what_one_gives(tmp_path):
     two = search(tmp_path / "two", jobs=2)
     assert sorted(map(str, values(two))) == sorted(map(str, values(one)))
     assert len(read_lines(tmp_path / "two" / "trials.jsonl", lambda entry: True).entries) == 3
+
+
+def test_trials_of_a_run_that_finds_its_length_take_the_usual_one(faked, tmp_path):
+    open_length = config(data={"validation": 0.3}, training={"steps": "auto"})
+    need("optuna")
+    nf.tune.search(open_length, {"optimizer.lr": LR}, folder=tmp_path, trials=2, console=QUIET, data=tiny())
+    assert {job.config.training.steps for job in faked} == {1000}

@@ -17,10 +17,13 @@ from nearfar.data._splits import Shares
 NEAR = math.log(4)
 """A measured data set is near if its number of classes and its samples per class are within a factor of four."""
 PLAIN = "MPerClass"  # the sampler without projections
-OPEN = "Steps and learning rate are left open: they depend on the network more than on the labels."
+OPEN = (
+    "The learning rate is left open: it depends on the network more than on the labels. training.steps auto finds the "
+    "length on held-out classes."
+)
 RECIPE = (
-    "Size, network, rate and steps are those of the recipe for photographs (configs/photographs.yaml), chosen on "
-    "classes of CUB that were held out."
+    "Size, network and rate are those of the recipe for photographs (configs/photographs.yaml), chosen on classes of "
+    "CUB that were held out; training.steps auto finds the length on held-out classes of these photographs."
 )
 MATRICES = 10
 """B x B matrices of float32 that a pairwise loss holds at once on the dense engine, forward and backward."""

@@ -126,7 +126,7 @@ def _few_pairs(looks: Sequence[Look], limits: Thresholds, run: Patient) -> Itera
     config = run.config
     if first.skill is None or len(since) < MIN_LOOKS or config is None or enlarge_set(run) is None:
         return
-    if looks[-1].step < config.training.steps / 2 or _moved(first, looks[-1]) < limits.moved:
+    if looks[-1].step < config.training.length / 2 or _moved(first, looks[-1]) < limits.moved:
         return  # healthy runs may start slowly, and a space that has not moved needs another rate, not more pairs
     pairs = median(s.pairs or 0.0 for s in since)
     gained, room = max(s.skill or 0.0 for s in since[-MIN_LOOKS:]) - first.skill, 1 - first.skill

@@ -5,7 +5,7 @@ Steps are reduced to a few hundred buckets, each with its mean, lowest and highe
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -66,12 +66,24 @@ class Journal:
 def read_journal(path: Path) -> Journal:
     """Read `journal.jsonl`; a missing file gives no panels, truncated and damaged lines are skipped and counted."""
     found = read_lines(path)
-    panels, odd = _panels([_flat({**entry, "baselines": None, "restart": None}) for entry in found.entries])
+    hidden = {"baselines": None, "restart": None, "length": None}
+    panels, odd = _panels([_flat({**entry, **hidden}) for entry in found.entries])
+    panels = (*(panel for entry in found.entries for panel in _length_panel(entry.get("length"))), *panels)
     baselines = [entry["baselines"] for entry in found.entries if isinstance(entry.get("baselines"), dict)]
     before = _flat(baselines[0]) if baselines else {}
     broken = len(found.damaged) + found.torn
     torn = (f"{broken} unreadable line{'s' * (broken > 1)} of the journal passed over.",) if broken else ()
     return Journal(panels, torn + odd, before)
+
+
+def _length_panel(found: Any) -> Iterator[Panel]:
+    """The search for the length: MAP@R of the held-out classes at its looks."""
+    curve = found.get("curve") if isinstance(found, dict) else None
+    rows = [row[:2] for row in curve if isinstance(row, list)] if isinstance(curve, list) else []
+    good = [row for row in rows if len(row) == 2 and all(_is_number(v) and math.isfinite(_float(v)) for v in row)]
+    if good:
+        unit = f"% MAP@R of held-out classes; chosen: {found.get('steps')} steps"
+        yield Panel("Search for the length", unit, (Series("MAP@R", _thin([(s, 100 * v) for s, v in good])),))
 
 
 def _flat(entry: dict[str, Any]) -> dict[str, float]:

@@ -220,7 +220,7 @@ def _words(hint: Any) -> str:
     if origin in (Union, types.UnionType):
         return " or ".join(_words(kind) for kind in inner)
     if origin is Literal:
-        return "one of " + ", ".join(str(x) for x in inner)
+        return "one of " * (len(inner) > 1) + ", ".join(str(x) for x in inner)
     if origin is tuple and inner[-1] is Ellipsis:
         return f"a list, each {_words(inner[0])} and none twice"
     if origin is tuple:

@@ -3,11 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from nearfar._utils.checks import check_positive, check_seed, check_whole
 
 Tracker = Literal["tensorboard", "wandb", "mlflow"]
+AUTO: Final = "auto"  # the value of training.steps for a length that is found on held-out classes
 
 
 def option(default: Any, doc: str) -> Any:
@@ -136,7 +137,9 @@ class OptimizerConfig:
     momentum: float = later(0.9, "of sgd")
     weight_decay: float = later(0.0, "only on parameters of two or more dimensions")
     warmup: int = later(0, "steps in which the learning rate grows from 0")
-    schedule: Literal["constant", "cosine"] = later("cosine", "constant | cosine, after the warm-up")
+    schedule: Literal["constant", "cosine", "stable"] = later(
+        "cosine", "after the warm-up: constant | cosine | stable: constant, and linear to 0 in the last quarter"
+    )
     max_grad_norm: float | None = later(None, "clip the gradient to this norm; null: no clipping")
     proximal: float = option(0.0, "weight of the proximal term toward the last projection (Can et al. 2019: 1e-3)")
 
@@ -151,7 +154,9 @@ class OptimizerConfig:
 class TrainingConfig:
     """Length, seed and precision of a run, and how often it is evaluated, saved and diagnosed."""
 
-    steps: int = later(1000, "number of batches")
+    steps: int | Literal["auto"] = later(
+        1000, "number of batches; auto: found on held-out classes, then all are learned"
+    )
     seed: int = option(0, "seed of weights, batches and augmentation")
     precision: Literal["float32", "bf16", "fp16", "float64"] = option(
         "float32", "float32 | bf16 | fp16: mixed precision | float64: everything in it"
@@ -181,8 +186,13 @@ class TrainingConfig:
 
     def __post_init__(self) -> None:
         check_seed("config", self.seed, "training.seed")
-        for name in ("steps", "evaluate_every", "checkpoint_every"):
+        for name in ("steps", "evaluate_every", "checkpoint_every")[self.steps == AUTO :]:
             check_whole("config", f"training.{name}", getattr(self, name))
+        if self.steps == AUTO and self.protocol == "paper":
+            raise ValueError(
+                "config: training.steps auto holds training classes out, which training.protocol paper does not; give "
+                "a number of steps."
+            )
         for name, value in (("chunk", self.chunk), ("threads", self.threads)):
             if value is not None:
                 check_whole("config", f"training.{name}", value)
@@ -202,6 +212,13 @@ class TrainingConfig:
         for name in (*positive.split(), "cross_batch_memory", "cross_batch_memory_warmup"):
             check_positive("config", f"training.{name}", getattr(self, name), zero=True)
         check_positive("config", "training.diagnose_every", self.diagnose_every or 0, zero=True)
+
+    @property
+    def length(self) -> int:
+        """The number of steps; an error while it is still to be found."""
+        if self.steps == AUTO:
+            raise ValueError("config: training.steps auto is no number yet; `nearfar train` finds it, or give one.")
+        return self.steps
 
 
 LOSS = Part("NTXent", MappingProxyType({"temperature": 0.07}))

@@ -23,9 +23,9 @@ INITIALIZATION = ("model.pretrained", "model.weights")
 def check_resumable(before: Mapping[str, Any], now: Config, step: int) -> None:
     """Refuse to resume at `step` with a configuration that contradicts `before`, the tree in the checkpoint."""
     _check(before, now, lambda name: name not in MAY_CHANGE, f"a resumed run may change {', '.join(MAY_CHANGE)}")
-    if now.training.steps < step:
+    if now.training.length < step:
         raise ValueError(
-            f"train: training.steps is {now.training.steps:,}, but the run has taken {step:,} steps already; leave it "
+            f"train: training.steps is {now.training.length:,}, but the run has taken {step:,} steps already; leave it "
             "out, or ask for more."
         )
     if now.training.baselines and not parse(before).training.baselines:

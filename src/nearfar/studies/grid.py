@@ -198,7 +198,7 @@ class _Course:
 
     def __call__(self, moment: Moment) -> None:
         """Score after a step, if it is time; the last step is scored by the run itself."""
-        if moment.step % self.every == 0 and moment.step < moment.state.config.training.steps:
+        if moment.step % self.every == 0 and moment.step < moment.state.config.training.length:
             state, data = moment.state, moment.state.data
             options: dict[str, Any] = {"gallery": data.gallery, "ks": data.ks, **state.evaluating}
             self.offer(moment.step, score(state.scored_model, data.test, state.plain, **options).evaluation.scores())
@@ -212,7 +212,7 @@ class _Course:
 def _train(trial: Trial) -> Line | None:
     config = trial.config
     data, share = _data_of(trial)
-    course = _Course(-(-config.training.steps // trial.checkpoints)) if trial.checkpoints else None
+    course = _Course(-(-config.training.length // trial.checkpoints)) if trial.checkpoints else None
     on_gpu = torch.cuda.is_available()
     with run_folder() as folder:
         if on_gpu:

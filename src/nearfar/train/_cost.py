@@ -46,12 +46,14 @@ def measure_seconds(state: TrainState, *, cached: bool = False) -> float:
     return (max(reading / workers, computing) if workers else reading + computing) / MEASURED
 
 
-def describe_time(steps: int, seconds: float) -> str:
-    """Format the time of a run whose steps take this many seconds each.
+def describe_time(steps: int | None, seconds: float) -> str:
+    """Format the time of a run whose steps take this many seconds each; None if their number is still to be found.
 
     >>> describe_time(600, 8.21)
     'about 1 h 22 min for 600 steps of 8.2 s, without evaluations'
     """
+    if steps is None:
+        return f"{seconds:.2g} s a step; finding the length takes at most about as many steps as the training after it"
     return f"about {duration(steps * seconds)} for {steps:,} steps of {seconds:.2g} s, without evaluations"
 
 

@@ -18,18 +18,22 @@ from nearfar.data import DataSet, Samples
 from nearfar.data._cache import default_folder
 from nearfar.data._loading import Batch
 from nearfar.runs import _parts as parts
-from nearfar.runs._sections import Config
+from nearfar.runs._sections import AUTO, Config
 from nearfar.train import _processes as processes
-from nearfar.train._build import describe, set_data_name, set_threads
+from nearfar.train._build import describe, open_dataset, set_data_name, set_threads
 from nearfar.train._checkpoints import random_state, set_random_state
 from nearfar.train._cost import describe_time, measure_peak, measure_seconds
 from nearfar.train._folder import RUNS, RunFolder
+from nearfar.train._length import with_usual_length
 from nearfar.train._state import TrainState, load_batches, prepare
 from nearfar.train._trackers import check_trackers
 
 TILE, CAPTION, GAP, ACROSS = 96, 13, 4, 16
 """Side of a sample, height of its caption and gap, in pixels; and the largest number of columns."""
 SHEET = "first-batch.png"
+SEARCHED = (
+    "training.steps auto: these are the usual steps; the run finds its own, in about the time of training for them"
+)
 
 
 @dataclass(frozen=True)
@@ -86,13 +90,18 @@ def dry_run(config: Config, folder: Path | None = None, *, data: DataSet | None 
     parts.check(config)
     check_trackers(config.training.trackers)
     config = config if data is not None else set_data_name(config)
+    search = config.training.steps == AUTO
+    if search:
+        data = data or open_dataset(config.data)
+        config = with_usual_length(config, data)
     set_threads(config)
     machine = processes.begin(config.training.precision)
     processes.run_on_first_rank(machine, RunFolder(folder).check)
     before = random_state()
     try:
         uncached = replace(config, data=replace(config.data, cache="none"))
-        return _measure(config, prepare(uncached, machine, data), folder)
+        found = _measure(config, prepare(uncached, machine, data), folder)
+        return replace(found, lines=(*found.lines, SEARCHED)) if search and found.lines else found
     finally:
         set_random_state(before)
 
@@ -108,7 +117,7 @@ def _measure(config: Config, state: TrainState, folder: Path | None) -> DryRun:
         return DryRun((), memory, None)
     if is_picture(state.inputs.shape):
         picture = _draw_batch(state, batch, _picture_path(config, folder))
-    time = describe_time(config.training.steps, seconds) + " and decoding" * cached
+    time = describe_time(config.training.length, seconds) + " and decoding" * cached
     return DryRun((*_lines(state, batch, memory), f"time on this machine: {time}"), memory, picture)
 
 
@@ -122,7 +131,7 @@ def _picture_path(config: Config, folder: Path | None) -> Path:
 def _lines(state: TrainState, batch: Batch, memory: Memory) -> list[str]:
     """The report on data, network, batch, steps and memory."""
     config, world = state.config, state.machine.num_processes
-    rows, steps = len(batch[1]) * world, config.training.steps
+    rows, steps = len(batch[1]) * world, config.training.length
     classes = len(set(batch[1].tolist()))
     own = sum(p.numel() for p in state.loss.parameters())
     sides = {

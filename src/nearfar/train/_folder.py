@@ -30,6 +30,8 @@ from nearfar._utils.lock import alone
 
 LOCK = "nearfar-run.lock"
 MARK = "nearfar-run.json"
+CHOICE = "length.json"
+SEARCH = "search"  # the folder of the search for the length, a run of its own
 REPORT = "report.html"
 FILES = (
     "config.yaml",  # written first: a marked folder without it holds no run yet
@@ -40,6 +42,8 @@ FILES = (
     "checkpoints/best-before.pt",
     "embeddings.npz",
     "scores.json",
+    CHOICE,
+    *(f"{SEARCH}/{name}" for name in ("config.yaml", "journal.jsonl", "journal.damaged", "checkpoints/last.pt")),
     REPORT,
     LOCK,
 )
@@ -135,6 +139,8 @@ class RunFolder:
 
     def claim(self) -> Path:
         """Reserve the folder for this process: create, mark and lock it, and remove an earlier run's files."""
+        if self._claimed is not None:
+            return self._claimed
         self.check()
         try:
             folder = new_folder() if self.given is None else self.given
@@ -183,8 +189,9 @@ def remove(folder: Path) -> None:
     _remove_partial_files(folder)
     for path in (*(folder / name for name in FILES), *folder.glob("tensorboard/events.out.tfevents.*")):
         path.unlink(missing_ok=True)
-    remove_shards(folder / "checkpoints")
-    for name in ("checkpoints", "tensorboard"):
+    for home in (folder, folder / SEARCH):
+        remove_shards(home / "checkpoints")
+    for name in ("checkpoints", "tensorboard", f"{SEARCH}/checkpoints", SEARCH):
         remove_files(folder / name)
 
 

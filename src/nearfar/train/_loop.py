@@ -3,8 +3,9 @@
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +24,14 @@ from nearfar.evaluation._preprocessing import fingerprint_of
 from nearfar.runs import _journal as journal
 from nearfar.runs import _parts as parts
 from nearfar.runs._config import save
-from nearfar.runs._sections import Config
+from nearfar.runs._sections import AUTO, Config
 from nearfar.train import _processes as processes
 from nearfar.train import _scores as scoring
-from nearfar.train._build import describe, is_slow, set_data_name, set_threads
+from nearfar.train._build import describe, is_slow, open_dataset, set_data_name, set_threads
 from nearfar.train._checkpoints import Checkpointer
 from nearfar.train._cost import copy_state, describe_time, measure_seconds
-from nearfar.train._folder import RunFolder
+from nearfar.train._folder import SEARCH, RunFolder
+from nearfar.train._length import LENGTH, Choice, LengthSearch, read_choice, refusal, search_config, usual_steps
 from nearfar.train._processes import run_on_first_rank
 from nearfar.train._progress import NotFiniteError, RunProgress, ScalarQueue, catch_interrupt
 from nearfar.train._state import Moment, TrainState, load_batches, prepare, take_step
@@ -92,13 +94,49 @@ def fit(
     machine = processes.begin(config.training.precision)
     with RunFolder(folder, resume=resume, overwrite=overwrite) as place:
         run_on_first_rank(machine, place.check)
-        if resume:  # claimed first, so that no other process changes the checkpoint
-            checkpointer = Checkpointer(run_on_first_rank(machine, place.claim))
-            state = prepare(config, machine, data, fresh=not checkpointer.read(config), console=console)
-        else:  # claimed last, so that a wrong configuration leaves no folder
-            state = prepare(config, machine, data, console=console)
-            checkpointer = Checkpointer(run_on_first_rank(machine, place.claim))
+        choice: Choice | None = None
+        if config.training.steps == AUTO:
+            data = data or open_dataset(config.data)
+            found = _find_length(config, machine, data, place, console)
+            if isinstance(found, Result):
+                return found
+            choice, config = found, found.apply(config)
+        state, checkpointer = _open(config, machine, data, place, console=console)
+        if choice is not None:
+            run_on_first_rank(machine, partial(choice.write, checkpointer.folder))
         return _run(state, checkpointer, callbacks, console)
+
+
+def _open(
+    config: Config, machine: Any, data: DataSet | None, place: RunFolder, inner: str = "", *, console: Console | None
+) -> tuple[TrainState, Checkpointer]:
+    """Prepare a run in its folder, or its search in the folder `inner` in it, and read the last checkpoint."""
+    if place.resume:  # claimed first, so that no other process changes the checkpoint
+        checkpointer = Checkpointer(run_on_first_rank(machine, place.claim) / inner)
+        return prepare(config, machine, data, fresh=not checkpointer.read(config), console=console), checkpointer
+    state = prepare(config, machine, data, console=console)  # first, so that a wrong configuration leaves no folder
+    return state, Checkpointer(run_on_first_rank(machine, place.claim) / inner)
+
+
+def _find_length(
+    config: Config, machine: Any, data: DataSet, place: RunFolder, console: Console | None
+) -> Choice | Result:
+    """Choose the length of a run on held-out classes; the result of the interrupted run if that was stopped."""
+    known = run_on_first_rank(machine, lambda: read_choice(place)) or refusal(config, data)
+    if known is not None:
+        return known
+    state, checkpointer = _open(search_config(config, data), machine, data, place, SEARCH, console=console)
+    home = checkpointer.folder.parent
+    if machine.is_main_process:
+        save(config, home / "config.yaml")
+    search = LengthSearch(usual_steps(config, data))
+    run = _train(state, checkpointer, [search], console)
+    if machine.num_processes > 1:
+        machine.free_memory()  # accelerate keeps the networks that it prepared
+    if search.choice is None:
+        run.progress.tell(f"stopped at step {run.done} of the search; go on with: nearfar train --run {home} --resume")
+        return Result(home, run.done, 0, None, finished=False)
+    return search.choice
 
 
 def _run(
@@ -106,11 +144,33 @@ def _run(
 ) -> Result:
     """Continue from the checkpoint that was read, or start; train, test and return the result."""
     config, machine, folder = state.config, state.machine, checkpointer.folder
+    run = _train(state, checkpointer, callbacks, console)
+    progress = run.progress
+    if run.done < config.training.length:
+        progress.tell(f"stopped after step {run.done}; go on with: nearfar train --run {folder} --resume")
+        return Result(folder, run.done, checkpointer.best_step, None, finished=False)
+    scores = _test(state, checkpointer, progress)
+    if run.baselines:
+        progress.tell(scoring.describe_baselines({**run.baselines, "trained": scores.recall[1]}))
+    if config.training.diagnose_every != 0 and machine.is_main_process:
+        found = diagnose_run(folder)
+        follow = "" if found.healthy else f"\nto follow the first remedy: nearfar train --apply-remedy {folder}"
+        progress.tell(f"doctor: {found.text(min(progress.console.width, 100))}{follow}")
+    return Result(folder, run.done, checkpointer.best_step, scores, finished=True)
+
+
+def _train(
+    state: TrainState, checkpointer: Checkpointer, callbacks: Sequence[Callback], console: Console | None
+) -> "_Training":
+    """Take the steps of a run or a search, as many as Ctrl-C lets, and write its journal and checkpoints."""
+    config, machine, folder = state.config, state.machine, checkpointer.folder
     done, path = checkpointer.restore(state), folder / "journal.jsonl"
     run_on_first_rank(machine, checkpointer.check_best)
-    progress = RunProgress(state, console, quiet=not machine.is_main_process, done=done)
+    search = next((each for each in callbacks if isinstance(each, LengthSearch)), None)
+    progress = RunProgress(state, console, quiet=not machine.is_main_process, done=done, search=search is not None)
     progress.tell(processes.describe(machine))
     if machine.is_main_process:
+        folder.mkdir(exist_ok=True)
         save(config, folder / "config.yaml")
         journal.cut(path, done, checkpointer.lines)
     machine.wait_for_everyone()
@@ -124,12 +184,8 @@ def _run(
         catch_interrupt() as stop,
     ):
         callbacks = _with_doctor(config, progress, callbacks)
-        run = _Training(state, checkpointer, progress, lines, before, callbacks, done)
-        run.note_restart()
-        state.model.train()
-        run.estimate_time()
-        baselines = run.get_baselines()
-        run.begin_doctors()
+        run = _Training(state, checkpointer, progress, lines, before, callbacks, done, search)
+        run.begin()
         try:
             with progress.bar:
                 run.take_steps(stop)
@@ -138,17 +194,7 @@ def _run(
                 f"{error}; {checkpointer.last_good()}; lower optimizer.lr or set optimizer.max_grad_norm, "
                 "then --resume."
             ) from None
-    if run.done < config.training.steps:
-        progress.tell(f"stopped after step {run.done}; go on with: nearfar train --run {folder} --resume")
-        return Result(folder, run.done, checkpointer.best_step, None, finished=False)
-    scores = _test(state, checkpointer, progress)
-    if baselines:
-        progress.tell(scoring.describe_baselines({**baselines, "trained": scores.recall[1]}))
-    if config.training.diagnose_every != 0 and machine.is_main_process:
-        found = diagnose_run(folder)
-        follow = "" if found.healthy else f"\nto follow the first remedy: nearfar train --apply-remedy {folder}"
-        progress.tell(f"doctor: {found.text(min(progress.console.width, 100))}{follow}")
-    return Result(folder, run.done, checkpointer.best_step, scores, finished=True)
+    return run
 
 
 def _with_doctor(config: Config, progress: RunProgress, callbacks: Sequence[Callback]) -> list[Callback]:
@@ -156,7 +202,7 @@ def _with_doctor(config: Config, progress: RunProgress, callbacks: Sequence[Call
     every = config.training.diagnose_every
     if every == 0 or any(isinstance(each, Doctor) for each in callbacks):
         return list(callbacks)
-    every = every or max(MIN_STEPS_APART, config.training.steps // CHECKS)
+    every = every or max(MIN_STEPS_APART, config.training.length // CHECKS)
     return [Doctor(every=every, tell=lambda words: progress.tell(f"doctor: {words}")), *callbacks]
 
 
@@ -171,6 +217,24 @@ class _Training:
     before: Sequence[dict[str, Any]]
     callbacks: Sequence[Callback]
     done: int
+    search: LengthSearch | None = None  # the callback that ends it, if it is a search for the length
+    baselines: Mapping[str, float] = field(default_factory=dict)
+
+    def begin(self) -> None:
+        """Do what comes before the first step: the estimate of the time, the choice of the length, scores, looks."""
+        self.note_restart()
+        self.state.model.train()
+        self.estimate_time()
+        self.note_length()
+        self.baselines = self.get_baselines()
+        self.begin_callbacks()
+
+    def note_length(self) -> None:
+        """Record in the journal how the length was chosen, if it was not given."""
+        found = None if self.done else Choice.read(self.checkpointer.folder)
+        if found is not None:
+            self.lines.write({"step": 0, LENGTH: asdict(found)})
+            self.progress.tell(f"length: {found.steps:,} steps; {found.why}")
 
     @property
     def doctors(self) -> list[Doctor]:
@@ -190,10 +254,10 @@ class _Training:
         state, plan = self.state, self.state.config.training
         alone = state.machine.num_processes == 1 and state.sharded is None and plan.compile == "none"
         slow = is_slow(state.inputs, state.machine.device)
-        if alone and slow and not self.done and plan.steps >= MIN_STEPS_TIMED:
+        if alone and slow and not self.done and plan.length >= MIN_STEPS_TIMED:
             with Progress("measuring two steps", console=self.progress.console):
                 seconds = measure_seconds(copy_state(state))
-            self.progress.tell(f"time on this CPU: {describe_time(plan.steps, seconds)}")
+            self.progress.tell(f"time on this CPU: {describe_time(None if self.search else plan.length, seconds)}")
 
     def get_baselines(self) -> dict[str, float]:
         """The baselines: measured before the first step, or read from the journal of a resumed run."""
@@ -209,22 +273,22 @@ class _Training:
             progress.tell(scoring.describe_baselines(found))
         return found or {}
 
-    def begin_doctors(self) -> None:
-        """Let doctors check the untrained network, or continue from their entries in the journal of a resumed run."""
-        for doctor in self.doctors:
-            if found := doctor.begin(self.state, self.before):
+    def begin_callbacks(self) -> None:
+        """Let doctors and a search look at the untrained network, or continue from the journal of a resumed run."""
+        for each in (*self.doctors, *([self.search] if self.search else ())):
+            if found := each.begin(self.state, self.before):
                 self.lines.write({"step": 0, **found})
 
     def take_steps(self, stop: Callable[[], bool]) -> None:
         """Take the remaining steps, or as many as `stop` lets, with evaluations, callbacks and checkpoints."""
         state, plan, lines = self.state, self.state.config.training, self.lines
-        if self.done >= plan.steps:
+        if self.done >= plan.length or self._found_length():
             return
         earlier = [float(x["time"]) for x in self.before if isinstance(x.get("time"), int | float)]
         queue, start = ScalarQueue(self.done), time.monotonic() - max(earlier, default=0.0)
         for step, batch in load_batches(state, self.done, workers=state.config.data.workers):
             moment = take_step(state, step, batch)
-            evaluating = step == plan.steps or step % plan.evaluate_every == 0
+            evaluating = step == plan.length or step % plan.evaluate_every == 0
             if state.sharded is not None and (evaluating or any(step % each.every == 0 for each in self.doctors)):
                 state.sharded.gather()
             queue.put({"step": step, "lr": moment.lr, "time": round(time.monotonic() - start, 3)}, moment.scalars)
@@ -232,7 +296,7 @@ class _Training:
             for found in _extra_entries(moment, self.callbacks):
                 lines.write({"step": step, **found})
             scoring.refresh_negatives(state, step, self.progress.bar.aside)
-            last = step == plan.steps or _should_stop(state, step, stop)
+            last = step == plan.length or self._found_length() or _should_stop(state, step, stop)
             saving = last or step % plan.checkpoint_every == 0
             if saving or evaluating:
                 self._write(queue.take(all_of_them=True))  # raises before a network that diverged is saved
@@ -244,6 +308,9 @@ class _Training:
             self.done = step
             if last:
                 return
+
+    def _found_length(self) -> bool:
+        return self.search is not None and self.search.choice is not None
 
     def _write(self, entries: Iterable[dict[str, Any]]) -> None:
         for entry in entries:

@@ -22,10 +22,13 @@ from nearfar.train._state import TrainState
 class RunProgress:
     """Progress of a run in the terminal, silent on every rank but the first: messages above the progress bar `bar`."""
 
-    def __init__(self, state: TrainState, console: Console | None, *, quiet: bool, done: int = 0) -> None:
+    def __init__(
+        self, state: TrainState, console: Console | None, *, quiet: bool, done: int = 0, search: bool = False
+    ) -> None:
         self.console = Terminal(quiet=True) if quiet else console or Terminal()
         self._begun = False
-        self.bar = Progress("training", state.config.training.steps, done=done, console=self.console, stays=True)
+        what, total = ("finding the length", None) if search else ("training", state.config.training.length)
+        self.bar = Progress(what, total, done=done, console=self.console, stays=True)
 
     def step(self, entry: dict[str, Any]) -> None:
         """Report a step; the rate leaves out the first one, which waits for workers, caches and compilers."""

@@ -14,11 +14,10 @@ from nearfar.models.registry import LARGE
 from nearfar.runs._config import apply_flags, load, parse, read_yaml
 from nearfar.runs._sections import Config
 from nearfar.train._build import default_transform, open_dataset, short_side
+from nearfar.train._length import steps_of_passes
 
 FILE = files("nearfar.train") / "photographs.yaml"
-PASSES = 8.2  # epochs of the recipe: 600 steps of 80 photographs through the 5,864 of CUB
-LEAST, MOST = 200, 20_000  # the fewest and the most steps of the recipe
-VECTORS: dict[str, Any] = {"model": {"embedding_dim": None}, "optimizer": {"lr": 1e-4}}
+VECTORS: dict[str, Any] = {"model": {"embedding_dim": None}, "optimizer": {"lr": 1e-4}, "training": {"steps": "auto"}}
 """For vectors: a head that is initialized to the identity. On frozen features of CUB (R@1 54.2) it reaches 56.0 in
 1,000 steps; a random head of 128 dimensions at lr 1e-3 reaches 44.0 (docs/guides/models.md)."""
 TEXTS: dict[str, Any] = {"model": {"name": "text:static", "embedding_dim": None}}
@@ -81,18 +80,18 @@ def are_photographs(data: DataSet) -> bool:
 def recipe(train: Samples, *, validation: float | None = None) -> dict[str, Any]:
     """The recipe for photographs as nested values, fitted to the training samples.
 
-    The number of steps makes `PASSES` epochs, a batch has at most as many classes as there are, and without a GPU the
-    precision is float32. `validation`, if given, replaces the share of the classes that the recipe holds out.
+    A batch has at most as many classes as there are, and without a GPU the precision is float32. The run finds its
+    length; evaluations and warm-up are fitted to the usual one. `validation`, if given, replaces the share of the
+    classes that the recipe holds out.
     """
     tree: dict[str, Any] = read_yaml("recipe", FILE.read_text(encoding="utf-8"))
     if validation is not None:
         tree["data"]["validation"] = validation
     batches, plan = tree["batches"], tree["training"]
     batches["classes"] = min(batches["classes"], Shares.of(len(train.classes), tree["data"]["validation"]).learn)
-    wanted = PASSES * len(train) / (batches["classes"] * batches["samples"])
-    plan["steps"] = min(max(LEAST, round(wanted / 10) * 10), MOST)
-    plan["evaluate_every"] = plan["steps"] if not tree["data"]["validation"] else max(1, plan["steps"] // 6)
-    tree["optimizer"]["warmup"] = min(tree["optimizer"]["warmup"], plan["steps"] // 4)
+    usual = steps_of_passes(len(train), batches["classes"] * batches["samples"])
+    plan["evaluate_every"] = usual if not tree["data"]["validation"] else max(1, usual // 6)
+    tree["optimizer"]["warmup"] = min(tree["optimizer"]["warmup"], usual // 4)
     if not torch.cuda.is_available():
         plan["precision"] = "float32"
     return tree

@@ -129,7 +129,7 @@ class Moment:
 def take_step(state: TrainState, step: int, batch: Batch) -> Moment:
     """Take a step: set the learning rate, begin a projection if due, update, store the representatives."""
     config, device = state.config, state.machine.device
-    factor = lr_factor(config.optimizer, step, config.training.steps)
+    factor = lr_factor(config.optimizer, step, config.training.length)
     for group in state.step.optimizer.param_groups:
         group["lr"] = group["factor"] * factor
     state.begin_projection(step)

@@ -117,15 +117,20 @@ def make_optimizer(config: OptimizerConfig, model: Any, loss: nn.Module, device:
 
 
 def lr_factor(config: OptimizerConfig, step: int, steps: int) -> float:
-    """The factor of the learning rate at step 1..steps: linear warm-up, then constant or half a cosine toward 0.
+    """The factor of the learning rate at step 1..steps: linear warm-up, then the schedule.
 
     >>> [round(lr_factor(OptimizerConfig(warmup=2), step, 6), 3) for step in (1, 2, 3, 4, 6)]
     [0.5, 1.0, 1.0, 0.854, 0.146]
+    >>> [round(lr_factor(OptimizerConfig(schedule="stable"), step, 8), 3) for step in (1, 6, 7, 8)]
+    [1.0, 1.0, 0.667, 0.333]
     """
     if step <= config.warmup:
         return step / config.warmup
     if config.schedule == "constant":
         return 1.0
+    if config.schedule == "stable":
+        fall = steps // 4
+        return min(1.0, (steps - step + 1) / (fall + 1))
     return 0.5 * (1 + math.cos(math.pi * (step - config.warmup - 1) / (steps - config.warmup)))
 
 

@@ -21,6 +21,7 @@ from nearfar.runs._config import load, save, to_tree
 from nearfar.runs._sections import Config
 from nearfar.studies.grid import MANNER
 from nearfar.train._build import class_shares, open_dataset
+from nearfar.train._length import with_usual_length
 from nearfar.tune import _page as page
 from nearfar.tune._proposals import Proposals
 from nearfar.tune._results import Best, TrialLog, Tuned, summary
@@ -56,7 +57,8 @@ def search(
     same folder.
 
     Args:
-        config: the configuration that is changed, or its file.
+        config: the configuration that is changed, or its file; with `training.steps: auto` trials take the usual number
+            of steps.
         space: a mapping from keys to {low, high, log}, {low, high, step} or {choices: [...]}, and from `loss` to a list
             of losses with ranges of their own; or the file of such a mapping.
         folder: the folder for best.yaml, trials.json, tune.html and trials.jsonl.
@@ -88,8 +90,8 @@ def search(
         check_whole("tune", name, value)
     if not 0 < held_out < 1:
         raise ValueError(f"tune: held_out must lie between 0 and 1, both excluded, but came as {held_out!r}.")
-    every = spaces(config, space)
     reduced = hold_out_test(data or open_dataset(config.data), held_out)
+    every = spaces(with_usual_length(config, reduced), space)  # trials are compared at one length
     for each in every:
         class_shares(each.base, reduced)
     plan = Job(config, seeds, score, held_out)

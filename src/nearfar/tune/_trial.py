@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import statistics
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -154,7 +155,7 @@ def _score_only(config: Config, place: int) -> Config:
         baselines=False,
         diagnose_every=0,
         explain_every=0,
-        checkpoint_every=config.training.steps,
+        checkpoint_every=sys.maxsize,  # only at the end
         trackers=(),
     )
     return replace(config, training=plan)
