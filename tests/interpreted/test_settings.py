@@ -32,5 +32,5 @@ def test_the_kernels_follow(kind, name, served):
     if loss.product.draws or wanted.product.draws:
         return
     same(measured(loss, dtype=torch.float32), measured(wanted, dtype=torch.float32), 2e-4)
-    if kind in (nf.losses.NTXent, nf.losses.MultiSimilarity, nf.losses.DroKL):
+    if kind in (nf.losses.NTXent, nf.losses.MultiSimilarity, nf.losses.DroKL) and loss.plan.refused is None:
         assert served

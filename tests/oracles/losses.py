@@ -120,13 +120,14 @@ def _count(k, E):
     return np.longdouble(k.removesuffix("B")) * len(E) if isinstance(k, str) else k
 
 
-def dro_top_k(E, y, k=None, fraction=None, pair=pairs.hinge, zero="keep"):
-    """(1/2k) sum of the 2k greatest l_ij over the (ordered) pairs; or of that fraction of all pairs."""
+def dro_top_k(E, y, k=None, fraction=None, effective=None, pair=pairs.hinge, zero="keep"):
+    """(1/2k) sum of the 2k greatest l_ij over the (ordered) pairs; or of that fraction, or of `effective` a row."""
     mass = None if k is None else 2 * _count(k, E)
+    mass = mass if effective is None else effective * len(E)
     return sets.topk(_all_pair_losses(E, y, pair), k=mass, fraction=fraction, zero=zero)
 
 
-def dro_top_k_pn(E, y, k, pair=pairs.hinge):
+def dro_top_k_pn(E, y, k=None, effective=None, pair=pairs.hinge):
     """(sum of the h greatest positive l_ij + sum of the g greatest negative l_ij) / (h + g).
 
     Over (ordered) pairs, h = min(k, |P|), g = min(h, |N|), with fractional mass; 0 if there is no positive pair.
@@ -134,7 +135,7 @@ def dro_top_k_pn(E, y, k, pair=pairs.hinge):
     positive, negative = _pair_losses(scores(E, E, "cosine"), y, pair)
     if not positive:
         return ZERO
-    k = _count(k, E)
+    k = _count(k, E) if effective is None else effective * len(E) / np.longdouble(2)
     h = min(k, len(positive))
     g = min(h, len(negative))
     total = h * sets.topk(positive, k=h)
@@ -156,8 +157,10 @@ def dro_trimmed_pn(E, y, wrong, k, pair=pairs.hinge):
     return kept + sets.topk(negative, k=2 * _count(k, E))
 
 
-def dro_kl(E, y, gamma=0.3, pair=pairs.hinge, zero="drop"):
+def dro_kl(E, y, gamma=0.3, effective=None, pair=pairs.hinge, zero="drop"):
     """gamma * log(mean over pairs of e^(l_ij / gamma)); pairs with l_ij <= 0 are left out if zero="drop"."""
+    if effective is not None:
+        return sets.kl_effective(_all_pair_losses(E, y, pair), effective * len(E), zero=zero)
     return sets.kl(_all_pair_losses(E, y, pair), gamma, zero=zero)
 
 
@@ -175,8 +178,10 @@ def dro_kl_grouped(E, y, gamma=0.1, pair=pairs.hinge, zero="drop", reduction="me
     return _reduce(values, reduction, len(y))
 
 
-def dro_chi_square(E, y, rho, pair=pairs.hinge, zero="keep"):
+def dro_chi_square(E, y, rho=None, effective=None, pair=pairs.hinge, zero="keep"):
     """max sum p_ij l_ij: p >= 0, sum p_ij = 1, sum p_ij^2 <= 1/n + 2 rho/n^2, over the n (ordered) pairs."""
+    if effective is not None:
+        return sets.chi_square_effective(_all_pair_losses(E, y, pair), effective * len(E), zero=zero)
     return sets.chi_square(_all_pair_losses(E, y, pair), rho, zero=zero)
 
 

@@ -263,6 +263,51 @@ def kl_ball_weights(losses, rho, weights=None, zero="keep", zero_member=False):
     return _share(share, losses, weights, zero, zero_member)
 
 
+def _effective_share(kept, base, effective):
+    """1/g and p_i ~ w_i e^(l_i / g) with sum p_i^2/w_i = 1/effective; g is 0 or infinite where no g does it."""
+    below, ties = kept - np.max(kept), np.sum(base[kept == np.max(kept)])
+    if effective <= ties or ties == np.sum(base):
+        return np.inf, _on_the_largest(kept, base)
+    if effective >= np.sum(base):
+        return 0, base / np.sum(base)
+    b = _root(lambda b: np.sum(softmax(b * below, base) ** 2 / base) - 1 / np.longdouble(effective))
+    return b, softmax(b * below, base)
+
+
+def kl_effective(losses, effective, weights=None, zero="keep", zero_member=False):
+    """g log(sum_i (w_i/W) e^(l_i/g)), with the g at which the weights have sum p_i^2/w_i = 1/effective."""
+
+    def value(kept, base):
+        b, p = _effective_share(kept, base, effective)
+        largest = np.max(kept)
+        if b in (0, np.inf):
+            return np.sum(p * kept)
+        return largest + log_mean(b * (kept - largest), base) / b
+
+    return _value(value, losses, weights, zero, zero_member)
+
+
+def kl_effective_weights(losses, effective, weights=None, zero="keep", zero_member=False):
+    """p_i ~ w_i e^(l_i / g) with sum p_i^2/w_i = 1/effective."""
+    return _share(lambda kept, base: _effective_share(kept, base, effective)[1], losses, weights, zero, zero_member)
+
+
+def chi_square_effective(losses, effective, weights=None, zero="keep", zero_member=False):
+    """max sum p_i l_i: p >= 0, sum p = 1, sum p_i^2/w_i <= 1/effective."""
+    p = chi_square_effective_weights(losses, effective, weights, zero, zero_member)
+    return np.sum(p * np.asarray(losses, dtype=np.longdouble))
+
+
+def chi_square_effective_weights(losses, effective, weights=None, zero="keep", zero_member=False):
+    """The weights of the chi-square ball with 1/n + 2 rho/n^2 = 1/effective, n the measure that is left."""
+
+    def share(kept, base):
+        n = np.sum(base)
+        return _chi_square_share(kept, base, n * (n / np.minimum(np.longdouble(effective), n) - 1) / 2)
+
+    return _share(share, losses, weights, zero, zero_member)
+
+
 def _chi_square_share(kept, base, rho):
     """p_i = w_i r_i / sum_k w_k r_k, r_i = (l_i - eta)_+, eta the minimizer of the dual.
 

@@ -32,8 +32,8 @@ PUBLIC = {
     "nearfar.batches": "HardClasses MPerClass MinedNegatives Pairs Proximal Representatives Violations violations",
     "nearfar.plot": "class_confusion class_recall embedding_map gallery recall_curve weights",
     "nearfar.sets": """
-        CalibratedKL ChiSquare Dual DetachedWeights KL KLBall Mean PowerWeights Sampled TopK Trimmed
-        UncertaintySet Worst
+        CalibratedKL ChiSquare Dual DetachedWeights KL KLBall Mean PowerWeights Remembered Sampled TopK
+        Trimmed UncertaintySet Worst
     """,
 }
 

@@ -103,7 +103,15 @@ NUMBERS = [
     ("kind", "name", "zero"), NUMBERS, ids=[f"{kind.__name__}-{name}" for kind, name, _ in NUMBERS]
 )
 def test_a_number_out_of_range_is_named(kind, name, zero):
-    bad = [-1, float("nan"), float("inf"), -float("inf"), "1", True, None if kind is not S.TopK else False]
+    bad = [
+        -1,
+        float("nan"),
+        float("inf"),
+        -float("inf"),
+        "1",
+        True,
+        False if "effective" in inspect.signature(kind).parameters else None,
+    ]
     for value in [*bad, *([] if zero else [0, 0.0])]:
         with pytest.raises(ValueError, match=rf"{kind.__name__}: {name} must be a number (above zero|zero or more),"):
             kind(**{name: value})
@@ -113,9 +121,9 @@ def test_a_number_out_of_range_is_named(kind, name, zero):
 
 
 ELSEWHERE = [
-    (lambda: S.TopK(), r"TopK: give k or fraction, exactly one of them"),
-    (lambda: S.TopK(3, 0.5), r"TopK: give k or fraction, exactly one of them"),
-    (lambda: L.DroTopK(k=4, fraction=0.1), r"TopK: give k or fraction, exactly one of them"),
+    (lambda: S.TopK(), r"TopK: give k, fraction or effective, exactly one of them"),
+    (lambda: S.TopK(3, 0.5), r"TopK: give k, fraction or effective, exactly one of them"),
+    (lambda: L.DroTopK(k=4, fraction=0.1), r"TopK: give k, fraction or effective, exactly one of them"),
     (lambda: S.TopK(fraction=0.0), r"TopK: fraction must lie in \(0, 1\]"),
     (lambda: S.TopK(fraction=1.01), r"TopK: fraction must lie in \(0, 1\]"),
     (lambda: S.TopK(fraction=float("nan")), r"TopK: fraction must lie in \(0, 1\]"),

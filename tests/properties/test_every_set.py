@@ -28,7 +28,7 @@ KINDS = {name: getattr(S, name) for name in S.__all__ if inspect.isclass(getattr
 SETS = {
     name: EXAMPLES.get(kind, lambda of: of())(kind)
     for name, kind in KINDS.items()
-    if issubclass(kind, S.UncertaintySet) and not inspect.isabstract(kind) and kind not in DRAWN
+    if issubclass(kind, S.UncertaintySet) and not inspect.isabstract(kind) and not (kind in DRAWN or kind.remembers)
 }
 RANKED = [name for name in SETS if os.environ.get("ONLY_SETS", "") in name]
 """What two ranks are tried with: all, or those that tests/project/test_contributing.py asks for, which it has added."""

@@ -8,6 +8,7 @@ import types
 
 import pytest
 import torch
+from oracles import losses as oracle
 from table import DIM
 
 import nearfar as nf
@@ -232,3 +233,87 @@ def test_the_radius_of_a_chi_square_ball_counts_batches():
         S.ChiSquare("2B").value(torch.ones(1, 3))
     with pytest.raises(ValueError, match=r"ChiSquare: rho must be a number zero or more, or a multiple of B"):
         L.DroChiSquare(rho="2b")
+
+
+SIZED = {
+    "top": lambda e: L.DroTopK(effective=e),
+    "top-drop": lambda e: L.DroTopK(effective=e, zero="drop"),
+    "pn": lambda e: L.DroTopKPN(effective=e),
+    "trimmed": lambda e: L.DroTrimmed(top=3, effective=e),
+    "kl": lambda e: L.DroKL(effective=e, zero="keep"),
+    "kl-drop": lambda e: L.DroKL(effective=e),
+    "chi": lambda e: L.DroChiSquare(effective=e),
+    "chi-drop": lambda e: L.DroChiSquare(effective=e, zero="drop"),
+}
+
+
+@pytest.mark.parametrize("make", SIZED.values(), ids=SIZED)
+@pytest.mark.parametrize("n", [16, 24])
+def test_a_loss_spreads_its_weight_over_the_pairs_a_row_that_it_is_given(make, n):
+    x, y = batch(n)
+    for wanted in (1, 2.5):  # whole numbers of entries
+        assert make(wanted).explain(x, y).effective_pairs == pytest.approx(wanted * n, rel=1e-9)
+
+
+def test_effective_pairs_of_a_reference_and_of_weighted_rows_count_entries():
+    x, y = batch(16)
+    other, labels = batch(30, seed=1)
+    for loss in (L.DroTopK(effective=2), L.DroKL(effective=2), L.DroChiSquare(effective=2)):
+        assert loss.explain(x, y, ref_emb=other, ref_labels=labels).effective_pairs == pytest.approx(32, rel=1e-9)
+    # of one group an anchor and sign, so that each anchor counts by itself
+    grouped = nf.RobustLoss(pair=nf.pairs.Hinge(), over=S.KL(effective=2), groups="anchor")
+    assert grouped.explain(x, y).effective_pairs == pytest.approx(32, rel=1e-9)
+
+
+@pytest.mark.parametrize("zero", ["keep", "drop"])
+@pytest.mark.parametrize("engine", ["dense", "tiled", "auto"])
+def test_a_temperature_that_is_solved_is_constant_in_the_gradient(zero, engine):
+    """Value by the oracle; gradient of the loss with that temperature given, on every engine."""
+    x, y = batch(24)
+    loss = L.DroKL(effective=2, zero=zero, engine=engine)
+    loss.tile = 5
+    value, slope = measured(loss, x, y)
+    assert float(value) == pytest.approx(float(oracle.dro_kl(x.numpy(), y.numpy(), effective=2, zero=zero)), abs=1e-10)
+    low, high = 1e-3, 1e3
+    for _ in range(100):  # effective pairs grow with gamma
+        middle = (low * high) ** 0.5
+        found = L.DroKL(gamma=middle, zero=zero).explain(x, y).effective_pairs
+        low, high = (middle, high) if found < 48 else (low, middle)
+    same((value, slope), measured(L.DroKL(gamma=middle, zero=zero), x, y))
+    assert not loss.exact_gradient
+
+
+def test_pairs_for_a_confidence_are_the_upper_limit_of_a_mean():
+    """mean + 2z√(ζ/B), ζ the variance of the row means: by a loop, and as the value of the ball of that size."""
+    x, y = batch(24)
+    loss = L.DroChiSquare(rho=0.0, pair=nf.pairs.Logistic())
+    found = loss.explain(x, y)
+    rows = [[float(found.losses[i, j]) for j in range(24) if j != i] for i in range(24)]
+    means = [sum(row) / 23 for row in rows]
+    mean = sum(means) / 24
+    zeta = sum((each - mean) ** 2 for each in means) / 24
+    limit = mean + 2 * 1.6448536269514722 * (zeta / 24) ** 0.5
+    sized = L.DroChiSquare(effective=found.confident_pairs(), pair=nf.pairs.Logistic())
+    assert float(sized(x, y)) == pytest.approx(limit, rel=1e-12)
+    assert found.confident_pairs(0.999) < found.confident_pairs(0.95) < 23
+    assert L.DroKL().explain(torch.eye(4), torch.tensor([0, 1, 2, 3])).confident_pairs() == 3
+    with pytest.raises(ValueError, match=r"confidence must lie between .5 and 1, but came as 95"):
+        found.confident_pairs(95)
+    with pytest.raises(ValueError, match="one loss for each pair"):
+        L.Triplet().explain(x, y).confident_pairs()
+
+
+def test_alternatives_of_a_setting_take_its_place():
+    loss = L.DroKL(effective=3)
+    assert loss.gamma is None
+    loss.gamma = 0.2
+    assert (loss.gamma, loss.effective) == (0.2, None)
+    loss.effective = 4
+    assert (loss.gamma, loss.effective) == (None, 4)
+    with pytest.raises(ValueError, match="DroKL: give gamma or effective, exactly one of them"):
+        loss.effective = None
+    assert loss.effective == 4
+    with pytest.raises(ValueError, match="DroTopK: effective must be a number above zero"):
+        L.DroTopK(effective=0)
+    assert L.DroTopKPN(effective=3).k is L.DroChiSquare(effective=3).rho is None
+    assert (L.DroTopKPN().k, L.DroChiSquare().rho, L.DroKLGrouped().gamma) == ("8B", "40B", 0.1)

@@ -89,6 +89,17 @@ CASES = {
     "chi": case(lambda **kw: S.ChiSquare(0.4, **kw), "chi_square", rho=0.4),
     "chi-wide": case(lambda **kw: S.ChiSquare(6.0, **kw), "chi_square", rho=6.0),
     "chi-point": case(lambda **kw: S.ChiSquare(0.0, **kw), "chi_square", rho=0.0),
+    "top-effective": case(lambda **kw: S.TopK(effective=2.3, **kw), "topk", smooth=False, k=2.3),
+    "trimmed-effective": case(
+        lambda **kw: S.Trimmed(0.6, effective=2.5, **kw), "trimmed", smooth=False, top=0.6, k=2.5
+    ),
+    "kl-effective": case(lambda **kw: S.KL(effective=2.3, **kw), "kl_effective", effective=2.3),
+    "kl-effective-all": case(lambda **kw: S.KL(effective=1000, **kw), "mean"),
+    "ball-effective": case(
+        lambda **kw: S.KLBall(effective=2.3, **kw), "expected", oracle.kl_effective_weights, effective=2.3
+    ),
+    "chi-effective": case(lambda **kw: S.ChiSquare(effective=2.3, **kw), "chi_square_effective", effective=2.3),
+    "chi-effective-all": case(lambda **kw: S.ChiSquare(effective=1000, **kw), "mean"),
     "expected": case(lambda **kw: S.DetachedWeights(S.KL(0.5), **kw), "expected", oracle.kl_weights, gamma=0.5),
     "expected-inside": case(lambda **kw: S.DetachedWeights(S.KL(0.5, **kw)), "expected", oracle.kl_weights, gamma=0.5),
     "power": case(lambda **kw: S.PowerWeights(1.0, 3.0, **kw), "expected", power_weights, floor=-0.9),
@@ -272,8 +283,9 @@ def test_a_whole_weight_is_a_repeated_member(name, data):
         [S.KL(g) for g in (100, 3, 1, 0.3, 0.05, 1e-3)],
         [S.KLBall(r) for r in (0, 1e-6, 0.01, 0.3, 1, 3)],
         [S.ChiSquare(r) for r in (0, 1e-6, 0.1, 1, 5, 40)],
+        *([of(effective=e) for e in (100, 8, 4, 2.5, 1.5, 1)] for of in (S.TopK, S.KL, S.KLBall, S.ChiSquare)),
     ],
-    ids=["top", "kl", "ball", "chi"],
+    ids=["top", "kl", "ball", "chi", "top-effective", "kl-effective", "ball-effective", "chi-effective"],
 )
 @pytest.mark.parametrize("seed", range(5))
 def test_value_grows_with_the_radius_from_the_mean_to_the_maximum(radii, seed):
@@ -284,6 +296,43 @@ def test_value_grows_with_the_radius_from_the_mean_to_the_maximum(radii, seed):
     assert values == sorted(values)
     assert values[0] == pytest.approx(S.Mean().value(l, w).item(), abs=5e-3)
     assert values[-1] == pytest.approx(S.Worst().value(l, w).item(), abs=5e-3)
+
+
+@pytest.mark.parametrize("of", [S.TopK, S.KL, S.KLBall, S.ChiSquare])
+@pytest.mark.parametrize("zero", ["keep", "drop"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_effective_entries_are_as_many_as_asked_for_of_those_that_are_left(of, zero, dtype):
+    """1/Σp², not the perplexity (a KL ball of radius log(n/E)), and with the n after zero="drop"."""
+    l = torch.randn(6, 40, dtype=dtype, generator=torch.Generator().manual_seed(3)) - 0.5
+    for wanted in (1, 2, 7, 30, 100):
+        p = of(effective=wanted, zero=zero).weights(l)
+        left = (l > 0).sum(dim=1) if zero == "drop" else torch.full((6,), 40)
+        torch.testing.assert_close(1 / p.square().sum(dim=1), left.clamp(max=wanted).to(dtype), atol=0, rtol=1e-4)
+    if of is S.KLBall:
+        p = of(math.log(40 / 7)).weights(l)
+        assert (1 / p.square().sum(dim=1) < 6.5).all()
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e4])
+@pytest.mark.parametrize("wanted", [1.0001, 2, 39.999])
+def test_a_temperature_is_found_for_losses_of_any_size(scale, wanted):
+    l = scale * torch.rand(5, 40, dtype=torch.float64, generator=torch.Generator().manual_seed(3)) + 1
+    p = S.KL(effective=wanted).weights(l)
+    torch.testing.assert_close(1 / p.square().sum(dim=1), torch.full_like(l[:, 0], wanted), atol=0, rtol=1e-6)
+
+
+def test_the_size_of_a_set_is_given_once():
+    for make, words in (
+        (lambda: S.TopK(3, effective=2), "TopK: give k, fraction or effective, exactly one of them"),
+        (lambda: S.KL(0.3, effective=2), "KL: give gamma or effective, exactly one of them, but gamma=0.3 and eff"),
+        (lambda: S.ChiSquare(0.0, 2), "ChiSquare: give rho or effective"),
+        (lambda: S.KL(effective=2, normalized=False), "KL: effective needs normalized=True"),
+        (lambda: S.KLBall(effective=-2), "KLBall: effective must be a number above zero"),
+        (lambda: S.ChiSquare(effective="8b"), "ChiSquare: effective must be a number above zero, or a multiple of B"),
+        (lambda: S.KL(effective="8B").value(torch.ones(1, 3)), "KL: effective='8B' is a multiple of the batch size"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            make()
 
 
 def test_limits():

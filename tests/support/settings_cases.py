@@ -32,6 +32,9 @@ MORE: dict[tuple[str, str], dict[str, Any]] = {
     ("DroTrimmed", "zero"): {"k": 500},
     ("DroTrimmed", "fraction"): {"k": None, "fraction": 0.1},
     ("DroTrimmed", "top_fraction"): {"top": None, "top_fraction": 0.05},
+    **{(kind, "effective"): {"k": None, "effective": 2.0} for kind in ("DroTopK", "DroTopKPN", "DroTrimmed")},
+    **{(kind, "effective"): {"gamma": None, "effective": 2.0} for kind in ("DroKL", "DroKLGrouped")},
+    ("DroChiSquare", "effective"): {"rho": None, "effective": 2.0},
     ("Triplet", "anneal"): {"mining": "hard"},
     ("HAP2S", "power"): {"weights": "polynomial"},
     ("DroKL", "samples"): {"samples": 3},
@@ -47,7 +50,7 @@ OTHER: dict[Any, Any] = {
     ("SemiHard", "margin"): None, ("Circle", "reduction"): "sum", ("SupCon", "reduction"): "sum",
     ("NCA", "similarity"): S.Cosine(), ("ProxyNCA", "similarity"): S.Cosine(), ("DroWorst", "miner"): M.SemiHard(0.2),
     ("SupCon", "pair"): (P.Linear(scale=3.0), P.Identity(2.0)),
-    "pair": P.Logistic(0.2, 3.0, 5.0), "similarity": S.NegSquaredEuclidean(), "miner": M.Hard(),
+    "pair": P.Logistic(0.2, 3.0, 5.0), "similarity": S.NegSquaredEuclidean(), "miner": M.Hard(), "effective": 1.3,
 }  # fmt: skip
 FIXED = {"classes", "dim", "centers"}
 

@@ -45,8 +45,9 @@ def _check_of(hint: Any) -> Check | None:
         return next((x for x in get_args(hint)[1:] if callable(x)), None)
     if get_origin(hint) is Literal:
         return lambda owner, name, value: check_choice(owner, name, value, get_args(hint))
-    if get_args(hint) == (float, type(None)):
-        return lambda owner, name, value: None if value is None else check_number(owner, name, value)
+    if len(get_args(hint)) == 2 and get_args(hint)[1] is type(None):
+        inner = _check_of(get_args(hint)[0])
+        return inner and (lambda owner, name, value: None if value is None else inner(owner, name, value))
     plain: dict[Any, Check] = {float: check_number, bool: _check_bool}
     return plain.get(hint) if hint in (float, bool) else None
 
@@ -82,7 +83,7 @@ class Settings(Keywords, nn.Module):
     settings: ClassVar[Mapping[str, inspect.Parameter]] = {}  # the arguments of the constructor, by name
     fixed: ClassVar[frozenset[str]] = frozenset()
     """Settings that determine the size of a parameter, and so cannot change."""
-    either: ClassVar[Mapping[str, str]] = {}  # pairs of alternative settings: setting one resets the other
+    either: ClassVar[tuple[tuple[str, ...], ...]] = ()  # groups of alternatives: giving one sets the others to None
     dropped: ClassVar[frozenset[str]] = frozenset()  # settings of a base class that this class does not have
     keyword_only: ClassVar[bool] = False  # arguments are given by name, unless `field(kw_only=False)` says otherwise
 
@@ -151,8 +152,8 @@ class Settings(Keywords, nn.Module):
                 f"make a new {owner}."
             )
         news = {name: value}
-        if value is not None and name in self.either:
-            news[self.either[name]] = None
+        if value is not None:
+            news |= dict.fromkeys(_others(self, name))
         places: list[dict[str, Any]] = [self.__dict__, self._parameters, self._modules]
         before = [{key: place[key] for key in news if key in place} for place in places]
         try:
@@ -214,6 +215,8 @@ def _constructor(kind: type[Settings]) -> Callable[..., None]:
             bound = signature.bind(self, *args, **given)
         except TypeError as error:
             raise TypeError(f"{type(self).__name__}: {error}.") from None
+        others = {other for name, x in bound.arguments.items() if x is not None for other in _others(self, name)}
+        bound.arguments.update(dict.fromkeys(others.difference(bound.arguments)))
         bound.apply_defaults()
         nn.Module.__init__(self)
         self._prepare()
@@ -239,6 +242,11 @@ def _end_construction(init: Callable[..., None]) -> Callable[..., None]:
             self.__dict__["_closed"] = True
 
     return construct
+
+
+def _others(settings: Settings, name: str) -> list[str]:
+    """The alternatives of a setting."""
+    return [other for group in settings.either if name in group for other in group if other != name]
 
 
 def _is_near(owner: str, name: str, known: Iterable[str]) -> bool:

@@ -151,6 +151,8 @@ def _refuse_kernels(product: Product) -> str | None:
 def _refuse_strips(product: Product) -> str | None:
     """Why a loss cannot be computed in strips by its plain definitions, or None."""
     groups, link = product.groups, product.link
+    if product.remembers:
+        return "Remembered keeps dual variables of samples, which only the dense engine gives to a set"
     for part in (*nested(groups), link):
         if part is not None and not getattr(part, "strips", part.swift):
             return f"{_name(part)} does not say (strips = True) that it may be met strip by strip"

@@ -94,7 +94,7 @@ def replayed(loss: Any, core: Any, call: Any) -> Tensor | None:
 def _large(loss: Any, core: Any, call: Any, product: Product) -> bool | None:
     """Whether a call must know its largest number of positives before it is recorded; None if it is not recorded."""
     n, m = len(call.embeddings), max([len(call.reference), *(len(x) for x in loss.parameters() if x.ndim)])
-    if product.draws or core.engine not in ("auto", "fused") or not n * m:
+    if product.draws or product.remembers or core.engine not in ("auto", "fused") or not n * m:
         return None
     triplets, device = product.groups.scope in ("positive", "triplets"), call.embeddings.device.type
     most = LEAST[device].operators - 1 if device in TRACED else PAIRS

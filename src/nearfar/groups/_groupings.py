@@ -134,6 +134,11 @@ class Product:
         """Whether a set or the miner draws pairs at random."""
         return any(x.draws for x in (self.over_positive, self.over_negative, self.miner) if x is not None)
 
+    @property
+    def remembers(self) -> bool:
+        """Whether the loss keeps a memory for a set."""
+        return self.over_positive.remembers or self.over_negative.remembers
+
 
 Needs = Literal["any", "positive", "both"]
 Problems = tuple[Problem, ...]

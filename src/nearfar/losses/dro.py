@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
+from nearfar._utils.checks import check_positive
 from nearfar._utils.settings import Positive
 from nearfar.groups._groupings import Reduction
 from nearfar.losses.factors import Factors
@@ -11,13 +12,21 @@ from nearfar.losses.recipe import Recipe
 from nearfar.losses.robust import RobustLoss
 from nearfar.pairs import Hinge, PairLoss
 from nearfar.sets import KL, CalibratedKL, ChiSquare, Sampled, TopK, Worst
-from nearfar.sets.counts import Count, check_count, scaled
+from nearfar.sets.counts import Count, check_count, check_one, scaled
 
 __all__ = ["DroChiSquare", "DroKL", "DroKLGrouped", "DroTopK", "DroTopKPN", "DroWorst"]
 
 Zero = Literal["keep", "drop"]
 MANY = "8B"
 """Default of K."""
+Effective = Annotated[float, check_positive]
+"""The size of a set as e, the effective pairs a row: over a batch of B rows its weights p have 1/Σp² = e·B, where each
+pair counts in both orders, as in `Explanation.effective_pairs`."""
+
+
+def by_rows(effective: float | None) -> Count | None:
+    """The effective entries of a group of the whole batch, given those of a row."""
+    return None if effective is None else scaled("B", effective)
 
 
 class DroWorst(Recipe):
@@ -59,6 +68,7 @@ class DroTopK(Recipe):
             rows, ignored ones included, and under `Distributed` that of all processes. The default is "8B", because
             smaller K had a lower recall on photographs (docs/guides/which-loss.md).
         fraction: instead of k: the share of all pairs.
+        effective: instead of k: e effective pairs a row (1/Σp² = e·B, in both orders), K = e·B/2 in a batch.
         zero: "keep" or "drop" pairs without loss; this matters only if K exceeds the number of pairs with loss.
 
     Relations: k ≥ all pairs is the mean (`BinomialDeviance` with `Logistic`); k = ½ is `DroWorst`. The paper's printed
@@ -74,13 +84,14 @@ class DroTopK(Recipe):
 
     k: Count | None = None
     fraction: float | None = None
+    effective: Effective | None = None
     zero: Zero = "keep"
     usual = {**Recipe.usual, "pair": Hinge}
-    either = {"k": "fraction", "fraction": "k"}
+    either = (("k", "fraction", "effective"),)
 
     def factors(self) -> Factors:  # noqa: D102
-        k = MANY if self.k is None and self.fraction is None else self.k
-        return Factors(over=TopK(k, self.fraction, zero=self.zero))
+        k = MANY if self.k is self.fraction is self.effective is None else self.k
+        return Factors(over=TopK(k, self.fraction, by_rows(self.effective), zero=self.zero))
 
     @classmethod
     def as_in_paper(cls, k_code: int = 80, pair: PairLoss | None = None) -> DroTopK:
@@ -100,6 +111,7 @@ class DroTopKPN(Recipe):
 
     Args:
         k: K in all, counted in unordered pairs; or a multiple of the batch size such as "8B", as in `DroTopK`.
+        effective: instead of k: e effective pairs a row, K = e·B/2.
 
     Relations: the mean of `RobustLoss(over=TopK(k/2), groups="sign")`'s two sides where both have K/2 pairs.
 
@@ -109,10 +121,15 @@ class DroTopKPN(Recipe):
     '0.325'
     """
 
-    k: Count = MANY
+    k: Count | None = MANY
+    effective: Effective | None = None
     usual = {**Recipe.usual, "pair": Hinge}
+    either = (("k", "effective"),)
 
     def factors(self) -> Factors:  # noqa: D102
+        check_one("DroTopKPN", self, "k", "effective")
+        if self.k is None:
+            return Factors(over=TopK(effective=scaled("B", (self.effective or 0.0) / 2)), groups="balanced")
         check_count("DroTopKPN", "k", self.k)
         return Factors(over=TopK(scaled(self.k, 0.5)), groups="balanced")
 
@@ -134,6 +151,7 @@ class DroKL(Recipe):
     Args:
         gamma: γ; small is near the worst pair, large near the mean. The default was the best on photographs; the paper
             has .1 (docs/guides/which-loss.md).
+        effective: instead of gamma: e effective pairs a row; γ is solved for each batch, and constant in the gradient.
         samples: average the losses of this many ordered pairs, drawn from p* with replacement, which gives an unbiased
             gradient; None for all pairs.
         zero: "drop" leaves pairs without loss out, as the paper does, so that the value jumps when a pair enters;
@@ -147,13 +165,16 @@ class DroKL(Recipe):
     '0.520'
     """
 
-    gamma: Positive = 0.3
+    gamma: Positive | None = 0.3
+    effective: Effective | None = None
     samples: int | None = None
     zero: Zero = "drop"
     usual = {**Recipe.usual, "pair": Hinge}
+    either = (("gamma", "effective"),)
 
     def factors(self) -> Factors:  # noqa: D102
-        over = KL(self.gamma, zero=self.zero)
+        check_one("DroKL", self, "gamma", "effective")
+        over = KL(self.gamma, effective=by_rows(self.effective), zero=self.zero)  # type: ignore[arg-type]
         return Factors(over=over if self.samples is None else Sampled(over, self.samples))
 
     @classmethod
@@ -177,6 +198,7 @@ class DroKLGrouped(Recipe):
 
     Args:
         gamma: γ. The default was the best on photographs; the paper has .01 (docs/guides/which-loss.md).
+        effective: instead of gamma: effective pairs of an anchor and sign, as in `DroKL`.
         zero: "drop" leaves pairs without loss out, as the paper does.
         reduction: "mean" over anchors; the paper sums ("sum").
 
@@ -191,13 +213,17 @@ class DroKLGrouped(Recipe):
     '0.650'
     """
 
-    gamma: Positive = 0.1
+    gamma: Positive | None = 0.1
+    effective: Effective | None = None
     zero: Zero = "drop"
     reduction: Reduction = "mean"
     usual = {**Recipe.usual, "pair": Hinge}
+    either = (("gamma", "effective"),)
 
     def factors(self) -> Factors:  # noqa: D102
-        return Factors(over=KL(self.gamma, zero=self.zero), groups="anchor_sign")
+        check_one("DroKLGrouped", self, "gamma", "effective")
+        over = KL(self.gamma, effective=self.effective, zero=self.zero)  # type: ignore[arg-type] # None in turn
+        return Factors(over=over, groups="anchor_sign")
 
 
 class DroChiSquare(Recipe):
@@ -214,6 +240,7 @@ class DroChiSquare(Recipe):
     Args:
         rho: ρ ≥ 0; n counts ordered pairs. A multiple of the batch size B, such as "40B", as k of `DroTopK`; that value
             was the best on photographs (docs/guides/which-loss.md).
+        effective: instead of rho: e effective pairs a row, ρ = n(n/(e·B) - 1)/2.
         zero: "keep" or "drop" pairs without loss.
 
     Relations: ρ = 0 is the mean, ρ ≥ n(n-1)/2 is `DroWorst`.
@@ -224,9 +251,12 @@ class DroChiSquare(Recipe):
     '0.331'
     """
 
-    rho: Count = "40B"
+    rho: Count | None = "40B"
+    effective: Effective | None = None
     zero: Zero = "keep"
     usual = {**Recipe.usual, "pair": Hinge}
+    either = (("rho", "effective"),)
 
     def factors(self) -> Factors:  # noqa: D102
-        return Factors(over=ChiSquare(self.rho, zero=self.zero))
+        check_one("DroChiSquare", self, "rho", "effective")
+        return Factors(over=ChiSquare(self.rho, by_rows(self.effective), zero=self.zero))

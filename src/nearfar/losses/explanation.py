@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from statistics import NormalDist
 from typing import Any
 
 import torch
@@ -54,6 +55,30 @@ class Explanation:
     scores: Tensor
     signs: Tensor
     positives: Tensor | None = None
+
+    def confident_pairs(self, confidence: float = 0.95) -> float:
+        """The effective pairs a row at which a chi-square ball covers the mean pair loss with this confidence.
+
+        The mean loss of the n pairs of B rows is a U-statistic with variance 4ζ/B, ζ the variance of the row means. Its
+        upper confidence limit, mean + 2z√(ζ/B), is mean + √(2ρ·Var/n) for 2ρ/n = 4z²ζ/(B·Var), and the ball of that
+        radius has (n/B)/(1 + 2ρ/n) effective pairs a row: `DroChiSquare(effective=...)`. Equal losses give n/B.
+
+        Args:
+            confidence: one-sided, between .5 and 1.
+        """
+        if not 0.5 < confidence < 1:
+            raise ValueError(f"confident_pairs: confidence must lie between .5 and 1, but came as {confidence!r}.")
+        there = (self.signs != 0).double()
+        rows, size = there.sum(dim=1), there.sum()
+        if self.losses.shape != self.signs.shape or not size:
+            raise ValueError("confident_pairs: it needs one loss for each pair of the batch, which this loss has not.")
+        losses, present = self.losses.double() * there, rows > 0
+        means, mean = (losses.sum(dim=1) / rows.clamp_min(1))[present], losses.sum() / size
+        variance = float((there * (losses - mean) ** 2).sum() / size)
+        if not variance:
+            return float(size / len(means))
+        ratio = (2 * NormalDist().inv_cdf(confidence)) ** 2 * float(means.var(correction=0)) / (len(means) * variance)
+        return float(size / len(means) / (1 + ratio))
 
     def __repr__(self) -> str:
         return (

@@ -26,6 +26,7 @@ from nearfar.engines import Plan, auto, by_list, by_other_engine, check_strips, 
 from nearfar.engines.recordings import DEVICES, Replays, replayed
 from nearfar.groups._groupings import Grouping, Product, Reduction
 from nearfar.links import Link
+from nearfar.losses import memories
 from nearfar.losses.arguments import Had, check_relation
 from nearfar.losses.explanation import Explanation, explain, unexplained
 from nearfar.losses.factors import CachedProduct, Engine, Factors, Members, Pairs, Sets, make_product
@@ -258,7 +259,7 @@ class RobustLoss(Loss):
         found = CachedProduct.of(self, self._cached)
         if self.engine == "tiled":
             check_strips(self.owner, found.product)
-        self._cached = found
+        self._cached = memories.hold(self, found)
 
     @property
     def plan(self) -> Plan:
@@ -317,6 +318,7 @@ class RobustLoss(Loss):
             if self.listed_apart and call.indices is not None:
                 check_apart(self.owner, pairs.positive, pairs.negative)
             self._warn(call, relation, product, Had(pairs.had_positive, pairs.had_negative))
+            product = memories.bind(self, product, relation, call, self.training) if product.remembers else product
             return dense_value(product, pairs).to(x.dtype)
 
     def _is_small(self, call: Call) -> bool:
@@ -334,7 +336,7 @@ class RobustLoss(Loss):
         rows = product.similarity.prepared(*raw)
         pairs = dense_pairs(product, *rows, relation, call.indices, once=self.listed_once, raw=raw)
         self._warn(call, relation, product, Had(pairs.had_positive, pairs.had_negative))
-        return explain(product, pairs)
+        return explain(memories.bind(self, product, relation, call, False), pairs)
 
     def _relation(self, call: Call) -> Relation:
         return call.relation().projected(self.anchors, among=self.among_representatives)

@@ -3,7 +3,7 @@
 from typing import Annotated
 
 from nearfar._utils.checks import number_of
-from nearfar.losses.dro import Zero
+from nearfar.losses.dro import Effective, Zero, by_rows
 from nearfar.losses.factors import Factors
 from nearfar.losses.recipe import Recipe
 from nearfar.pairs import Hinge
@@ -38,6 +38,7 @@ class DroTrimmed(Recipe):
         k: K, likewise.
         top_fraction: instead of top: the share of all pairs, below 1.
         fraction: instead of k: the share of all pairs.
+        effective: instead of k: effective pairs a row, as in `DroTopK`.
         zero: "keep" or "drop" pairs without loss.
 
     Relations: top = 0 is `DroTopK`.
@@ -52,12 +53,14 @@ class DroTrimmed(Recipe):
     k: Count | None = None
     top_fraction: float | None = None
     fraction: float | None = None
+    effective: Effective | None = None
     zero: Zero = "keep"
     usual = {**Recipe.usual, "pair": Hinge}
-    either = {"k": "fraction", "fraction": "k", "top": "top_fraction", "top_fraction": "top"}
+    either = (("k", "fraction", "effective"), ("top", "top_fraction"))
 
     def factors(self) -> Factors:  # noqa: D102
-        return Factors(over=Trimmed(self.top, self.k, self.top_fraction, self.fraction, zero=self.zero))
+        each = by_rows(self.effective)
+        return Factors(over=Trimmed(self.top, self.k, self.top_fraction, self.fraction, each, zero=self.zero))
 
 
 class DroTrimmedPN(Recipe):

@@ -3,9 +3,9 @@
 from nearfar._utils.keywords import suggest_names
 from nearfar.sets.base import UncertaintySet
 from nearfar.sets.chi_square import ChiSquare
-from nearfar.sets.entropic import KL
-from nearfar.sets.kl_ball import KLBall
+from nearfar.sets.entropic import KL, KLBall
 from nearfar.sets.linear import Mean, Worst
+from nearfar.sets.remembered import Remembered
 from nearfar.sets.stream import Dual
 from nearfar.sets.top_k import TopK, Trimmed
 from nearfar.sets.wrapped import CalibratedKL, DetachedWeights, PowerWeights, Sampled
@@ -19,6 +19,7 @@ __all__ = [
     "KLBall",
     "Mean",
     "PowerWeights",
+    "Remembered",
     "Sampled",
     "TopK",
     "Trimmed",

@@ -62,6 +62,9 @@ class UncertaintySet(Part, ABC):
 
         F(l) = max over p in U of  Σ pᵢ lᵢ  (- penalty)
 
+    The size of a set may be given as `effective`, the number 1 / Σ pᵢ²/wᵢ of entries over which the weight shall be
+    spread: a number for each group, or a multiple of the batch size such as "8B", eight entries a row.
+
     Args:
         zero: "drop" leaves members without loss (l <= 0) out of the group, as Qi et al. 2020 does; "keep" lets them
             share the weight.
@@ -76,6 +79,12 @@ class UncertaintySet(Part, ABC):
     """False if the value is not the antiderivative of the gradient (weights held constant, or drawn at random)."""
     draws = False
     """Whether members are drawn at random."""
+    keeps = 0
+    """How many dual variables of a group `Remembered` averages over batches: by `_keep(plain, l, w, mass, old, share)`
+    [g, keeps], old ones with those of prepared members, whose value is `plain` [g], at a share [g]. `_at(plain, l, w,
+    mass, kept)` is the value [g] at such numbers, held constant; with share 1 it is `plain`. 0 for a set without."""
+    remembers = False
+    """Whether the loss keeps a memory for this set."""
 
     def __post_init__(self) -> None:
         check_choice(type(self).__name__, "zero", self.zero, ("keep", "drop"))
@@ -166,6 +175,10 @@ class UncertaintySet(Part, ABC):
             losses, w = pad(losses, (0, 1)), pad(w, (0, 1))
         losses = hidden(losses, w, 0.0)  # removes inf and NaN of absent members
         return (pad(losses, (0, 1)), pad(w, (0, 1), value=1)) if self.zero_member else (losses, w)
+
+    def _blend(self, kept: Tensor, weights: Tensor) -> Tensor:
+        """Average dual variables [g, m, keeps] with weights [g, m]."""
+        return (kept * weights[..., None]).sum(dim=1)
 
     @abstractmethod
     def _dual(self, l: Tensor, w: Tensor, mass: Tensor) -> Dual:

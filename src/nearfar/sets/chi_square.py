@@ -7,7 +7,7 @@ from torch import Tensor
 
 from nearfar._utils.tensors import centered, hidden, over, total, weighted
 from nearfar.sets.base import Fold, UncertaintySet
-from nearfar.sets.counts import Count, check_count, of_batch, unread
+from nearfar.sets.counts import Count, check_count, check_one, entries, of_batch, unread
 from nearfar.sets.stream import Cap, Dual, Moments, Orders, Stream, Sums
 from nearfar.similarity import root
 
@@ -28,7 +28,8 @@ class ChiSquare(UncertaintySet, swift=True):
     2ρ(mean - min)² ≤ n·Var, and is too large otherwise (docs/papers/qi-2020.md).
 
     Args:
-        rho: ρ ≥ 0, the radius: a number, or in a loss a multiple of the batch size B, such as "40B".
+        rho: ρ ≥ 0, the radius: a number, or in a loss a multiple of the batch size B, such as "40B"; the default is 1.
+        effective: instead, the number E of effective entries (`UncertaintySet`): ρ = n(n/E - 1)/2, so that s = 1/E.
 
     Relations: ρ = 0 is Mean; ρ ≥ n(n-1)/2 is Worst.
 
@@ -36,14 +37,21 @@ class ChiSquare(UncertaintySet, swift=True):
     1.0
     """
 
-    rho: Count = 1.0
+    rho: Count | None = None
+    effective: Count | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_count("ChiSquare", "rho", self.rho, zero=True)
+        if self.rho is self.effective is None:
+            object.__setattr__(self, "rho", 1.0)
+        check_one("ChiSquare", self, "rho", "effective")
+        if self.rho is not None:
+            check_count("ChiSquare", "rho", self.rho, zero=True)
+        else:
+            check_count("ChiSquare", "effective", self.effective)
 
     def at(self, rows: int) -> "ChiSquare":  # noqa: D102
-        return of_batch(self, rows, "rho")
+        return of_batch(self, rows, "rho", "effective")
 
     def fold(self) -> Fold:  # noqa: D102
         return Fold("moments")
@@ -97,10 +105,32 @@ class ChiSquare(UncertaintySet, swift=True):
         size, mean, energy = self._moments(l, w, floor)
         return middle + self.solve_moments(size, mass, mean, energy, floor)[0]
 
+    @property
+    def keeps(self) -> int:  # type: ignore[override]
+        """Two, η and s², unless the set is the mean, where η is -∞."""
+        return 0 if self.rho == 0 else 2
+
+    def _keep(self, plain: Tensor, l: Tensor, w: Tensor, mass: Tensor, old: Tensor, share: Tensor) -> Tensor:
+        eta = torch.lerp(old[:, 0], self._dual(l, w, mass)[0].to(old.dtype), share)
+        # at the new η, so that s² is at least `share` times what it divides
+        square = torch.lerp(old[:, 1], self._square(l, w, mass, eta[:, None].to(l.dtype)).to(old.dtype), share)
+        return torch.stack([eta, square], dim=1)
+
+    def _at(self, plain: Tensor, l: Tensor, w: Tensor, mass: Tensor, kept: Tensor) -> Tensor:
+        s, factor = root(kept[:, 1]), root(1 + mass * self._room(mass, mass))
+        return kept[:, 0] + factor * (over(self._square(l, w, mass, kept[:, :1]), 2 * s) + s / 2)
+
+    def _square(self, l: Tensor, w: Tensor, mass: Tensor, eta: Tensor) -> Tensor:
+        """The mean of (l - η)₊² of each group [g]."""
+        return over(weighted((l - eta).clamp_min(0.0) ** 2, w).sum(dim=1), mass)
+
     def _room(self, size: Tensor, whole: Tensor) -> Tensor:
         """Slack s - 1/W_A of the constraint at uniform weights on A, for W_A = `size` and n = `whole`."""
         # 1/n - 1/W_A as one quotient: exactly 0 if A contains all; a difference would lose 2ρ/n² to rounding
-        return over(2 * unread("ChiSquare", "rho", self.rho) - over(whole * (whole - size), size), whole * whole)
+        if self.effective is not None:
+            least = entries("ChiSquare", self.effective, whole)
+            return over(size - least, size * least)
+        return over(2 * unread("ChiSquare", "rho", self.rho or 0.0) - over(whole * (whole - size), size), whole * whole)
 
     def _moments(self, l: Tensor, w: Tensor, floor: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Measure W_A, mean m_A and energy V_A of A = {l ≥ floor}, each [g]; an energy of rounding errors becomes 0."""

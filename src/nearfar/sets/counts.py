@@ -15,7 +15,18 @@ from nearfar._utils.checks import check_positive
 from nearfar._utils.shortcuts import Part, method_names
 from nearfar.sets.stream import Orders
 
-__all__ = ["Count", "amount", "changed", "check_amount", "check_count", "of_batch", "scaled", "unread"]
+__all__ = [
+    "Count",
+    "amount",
+    "changed",
+    "check_amount",
+    "check_count",
+    "check_one",
+    "entries",
+    "of_batch",
+    "scaled",
+    "unread",
+]
 
 Count = float | str
 """A number, or a multiple of the batch size B: "8B", "0.5B", "B/2", "3B/4"."""
@@ -53,25 +64,48 @@ def check_count(owner: str, name: str, count: object, *, zero: bool = False) -> 
         )
 
 
-def check_amount(owner: str, part: object, name: str, share: str, *, zero: bool = False) -> None:
-    """Require either a count or a share of the measure in (0, 1]; with `zero`, 0 is allowed and share 1 is not."""
-    count, fraction = getattr(part, name), getattr(part, share)
-    if (count is None) == (fraction is None):
-        raise ValueError(
-            f"{owner}: give {name} or {share}, exactly one of them, but {name}={count!r} and {share}={fraction!r} came."
-        )
-    if count is not None:
-        check_count(owner, name, count, zero=zero)
-    elif not (0 <= fraction < 1 if zero else 0 < fraction <= 1):
+def check_amount(owner: str, part: object, name: str, share: str, *more: str, zero: bool = False) -> None:
+    """Require one of counts, or a share of the measure in (0, 1]; with `zero`, 0 is allowed and share 1 is not."""
+    check_one(owner, part, name, share, *more)
+    for each in (name, *more):
+        if getattr(part, each) is not None:
+            check_count(owner, each, getattr(part, each), zero=zero)
+    fraction = getattr(part, share)
+    if fraction is not None and not (0 <= fraction < 1 if zero else 0 < fraction <= 1):
         allowed = "[0, 1)" if zero else "(0, 1]"
         raise ValueError(f"{owner}: {share} must lie in {allowed}, but came as {fraction!r}.")
 
 
-def amount(owner: str, name: str, count: Count | None, share: float | None, size: Tensor, orders: Orders) -> Tensor:
-    """Convert a count of unordered pairs, or a share of a measure `size` [g], to a measure [g], at most `size`."""
+def check_one(owner: str, part: object, *names: str) -> None:
+    """Require that exactly one of several attributes is given."""
+    came = [f"{name}={getattr(part, name)!r}" for name in names]
+    if sum(getattr(part, name) is not None for name in names) != 1:
+        raise ValueError(
+            f"{owner}: give {', '.join(names[:-1])} or {names[-1]}, exactly one of them, but "
+            f"{', '.join(came[:-1])} and {came[-1]} came."
+        )
+
+
+def amount(
+    owner: str,
+    name: str,
+    count: Count | None,
+    share: float | None,
+    size: Tensor,
+    orders: Orders,
+    effective: Count | None = None,
+) -> Tensor:
+    """Convert a count of unordered pairs, a share or `effective` entries to a measure [g], at most `size` [g]."""
+    if effective is not None:
+        return entries(owner, effective, size)
     if count is None:
         return size * float(share or 0)
     return torch.minimum(torch.full_like(size, unread(owner, name, count)) * orders, size)
+
+
+def entries(owner: str, effective: Count, size: Tensor) -> Tensor:
+    """The number of effective entries 1 / Σ pᵢ²/wᵢ that weights p shall have, at most the measure `size` [g]."""
+    return torch.minimum(torch.full_like(size, unread(owner, "effective", effective)), size)
 
 
 def scaled(count: Count, factor: float) -> Count:

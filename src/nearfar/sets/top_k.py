@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nearfar._utils.tensors import hidden, over, readable, total
+from nearfar._utils.tensors import hidden, over, readable, total, weighted
 from nearfar.sets.base import Fold, UncertaintySet
 from nearfar.sets.counts import Count, amount, check_amount, of_batch
 from nearfar.sets.stream import Cap, Dual, Orders, Stream, Sums
@@ -28,6 +28,7 @@ class TopK(UncertaintySet, swift=True):
     Args:
         k: K, the number of members, counted by their measure; or a multiple of the batch size, such as "8B" or "B/2".
         fraction: instead, K as a fraction of the measure, in (0, 1]; CVaR at level 1 - fraction.
+        effective: instead, K in entries of the group (`UncertaintySet`): over a batch each pair is two entries.
 
     Relations: TopK(1) = Worst, TopK(fraction=1) = Mean.
 
@@ -37,22 +38,26 @@ class TopK(UncertaintySet, swift=True):
 
     k: Count | None = None
     fraction: float | None = None
+    effective: Count | None = None
+
+    keeps = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_amount("TopK", self, "k", "fraction")
+        check_amount("TopK", self, "k", "fraction", "effective")
 
     def at(self, rows: int) -> "TopK":  # noqa: D102
-        return of_batch(self, rows, "k")
+        return of_batch(self, rows, "k", "effective")
 
     def fold(self) -> Fold | None:  # noqa: D102
-        return None if isinstance(self.k, str) else Fold("top", most=self.k or 0.0, fraction=self.fraction or 0.0)
+        k = self.k or self.effective or 0.0  # `effective` counts entries: a bound that `_limit` halves
+        return None if isinstance(k, str) else Fold("top", most=k, fraction=self.fraction or 0.0)
 
     def stream(self, groups: int, like: Tensor, orders: Orders = 1, cap: Cap | None = None) -> Stream:  # noqa: D102
         return _RankedStream(self, groups, like, orders, cap)
 
     def _limit(self, size: Tensor, orders: Orders, cap: Tensor | None) -> Tensor:
-        mass = amount("TopK", "k", self.k, self.fraction, size, orders)
+        mass = amount("TopK", "k", self.k, self.fraction, size, orders, self.effective)
         return mass if cap is None else torch.minimum(mass, cap)
 
     def _dual(self, l: Tensor, w: Tensor, mass: Tensor) -> Dual:
@@ -61,6 +66,14 @@ class TopK(UncertaintySet, swift=True):
     def _weights(self, l: Tensor, w: Tensor, dual: Dual) -> Tensor:
         threshold, share, k = (x[:, None] for x in dual)
         return over(w * _within(l, threshold, share), k)
+
+    def _keep(self, plain: Tensor, l: Tensor, w: Tensor, mass: Tensor, old: Tensor, share: Tensor) -> Tensor:
+        # between the K-th loss and the next, so that K losses lie above
+        first, second = (edge(l, w, k, None)[0] for k in (mass, torch.minimum(mass + 1, total(w, l))))
+        return torch.lerp(old, ((first + second) / 2).to(old.dtype)[:, None], share[:, None])
+
+    def _at(self, plain: Tensor, l: Tensor, w: Tensor, mass: Tensor, kept: Tensor) -> Tensor:
+        return kept[:, 0] + over(weighted((l - kept).clamp_min(0.0), w).sum(dim=1), mass)
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,6 +96,7 @@ class Trimmed(UncertaintySet, swift=True):
         k: K, likewise.
         top_fraction: instead of `top`, T as a fraction of the measure, in [0, 1).
         fraction: instead of `k`, K as a fraction of the measure (of all members), in (0, 1].
+        effective: instead of `k`, K in entries of the group, as in `TopK`.
 
     Relations: top = 0 is TopK(k). K·Trimmed(T, K) + T·TopK(T) = (T + K)·TopK(T + K), for at least T + K members.
 
@@ -94,19 +108,21 @@ class Trimmed(UncertaintySet, swift=True):
     k: Count | None = None
     top_fraction: float | None = None
     fraction: float | None = None
+    effective: Count | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_amount("Trimmed", self, "top", "top_fraction", zero=True)
-        check_amount("Trimmed", self, "k", "fraction")
+        check_amount("Trimmed", self, "k", "fraction", "effective")
 
     def at(self, rows: int) -> "Trimmed":  # noqa: D102
-        return of_batch(self, rows, "top", "k")
+        return of_batch(self, rows, "top", "k", "effective")
 
     def fold(self) -> Fold | None:  # noqa: D102
-        if isinstance(self.top, str) or isinstance(self.k, str):
+        k = self.k or self.effective or 0.0
+        if isinstance(self.top, str) or isinstance(k, str):
             return None
-        return Fold("top", most=(self.top or 0.0) + (self.k or 0.0),
+        return Fold("top", most=(self.top or 0.0) + k,
                     fraction=(self.top_fraction or 0.0) + (self.fraction or 0.0))  # fmt: skip
 
     def stream(self, groups: int, like: Tensor, orders: Orders = 1, cap: Cap | None = None) -> Stream:  # noqa: D102
@@ -115,7 +131,7 @@ class Trimmed(UncertaintySet, swift=True):
     def _limit(self, size: Tensor, orders: Orders, cap: Tensor | None) -> Tensor:
         """Measure T + K of the largest members up to the last one with weight, and T of those left out, [g, 2]."""
         top = amount("Trimmed", "top", self.top, self.top_fraction, size, orders)
-        k = amount("Trimmed", "k", self.k, self.fraction, size, orders)
+        k = amount("Trimmed", "k", self.k, self.fraction, size, orders, self.effective)
         return torch.stack([torch.minimum(top + (k if cap is None else torch.minimum(k, cap)), size), top], dim=1)
 
     def _carried(self, mass: Tensor) -> Tensor:

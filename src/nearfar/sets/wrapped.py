@@ -13,11 +13,11 @@ from nearfar.sets.counts import changed
 from nearfar.sets.entropic import KL
 from nearfar.sets.stream import Dual, Orders
 
-__all__ = ["CalibratedKL", "DetachedWeights", "PowerWeights", "Sampled", "draw"]
+__all__ = ["CalibratedKL", "DetachedWeights", "PowerWeights", "Sampled", "Wrapped", "draw"]
 
 
 @dataclass(frozen=True, eq=False)
-class _Wrapped(UncertaintySet):
+class Wrapped(UncertaintySet):
     """Base class: uses the members and weights of another set, `of`, with a value of its own."""
 
     of: UncertaintySet
@@ -28,7 +28,7 @@ class _Wrapped(UncertaintySet):
         super().__post_init__()
         check_part(type(self).__name__, "of", self.of, UncertaintySet, "nf.sets.KL(0.1)")
 
-    def at(self, rows: int) -> UncertaintySet:
+    def at(self, rows: int) -> UncertaintySet:  # noqa: D102
         of = self.of.at(rows)
         return self if of is self.of else changed(self, rows, of=of)
 
@@ -46,7 +46,7 @@ class _Wrapped(UncertaintySet):
 
 
 @dataclass(frozen=True, eq=False)
-class DetachedWeights(_Wrapped, swift=True):
+class DetachedWeights(Wrapped, swift=True):
     """Detached weights: the weights of another set, held constant in the value (HAP2S reports this value).
 
         F = Σ pᵢlᵢ    with p = weights of `of`, without gradient
@@ -64,7 +64,7 @@ class DetachedWeights(_Wrapped, swift=True):
 
 
 @dataclass(frozen=True, eq=False)
-class Sampled(_Wrapped, swift=True):
+class Sampled(Wrapped, swift=True):
     """Sampled weights: the mean loss of members drawn with replacement from the weights of another set.
 
         F̂ = Σ p̂ᵢlᵢ,    p̂ = counts of the draws / samples,    draws ~ p* of `of`
