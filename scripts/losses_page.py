@@ -28,7 +28,7 @@ ANGLES = (0, 20, 75, 60, 95, 110, 200, 230, 150)
 """The batch of the pictures: nine points on the circle, in degrees, three of each class."""
 CLASSES = 3
 CHOSEN: dict[str, Any] = {"classes": CLASSES, "dim": 2, "k": "B", "top": "B/3", "rho": "B", "wrong": 0.2, "centers": 2}
-CHOSEN["loss"] = nf.losses.SupCon()
+CHOSEN |= {"loss": nf.losses.SupCon(), "dims": (2,)}
 """Parameters of the pictures that have no default, or whose default is meant for large batches."""
 SHADES = 9.87
 """Not a round number, so that no simple fraction lies between two shades."""
