@@ -53,33 +53,72 @@ def cached_step(
     """
     check_whole("cached_step", "chunk", chunk)
     check_choice("cached_step", "bn", bn, ("refuse", "frozen"))
-    parts = _chunks(inputs, chunk)
-    device = next((p.device for p in encoder.parameters()), torch.device("cpu"))
-    with _freeze_norms(encoder, bn), in_touch("cached_step"):
-        rows, before = list[Tensor](), list[State]()
-        with torch.no_grad():
-            for part in parts:
-                before.append(states(device))
-                rows.append(_embed(encoder, part))
-        embeddings = torch.cat(rows).requires_grad_()
-        with torch.enable_grad():
-            value = loss(embeddings, labels, **more)
-            scaled = value if scaler is None else scaler.scale(value)
-            torch.autograd.backward(scaled)
-        grad = embeddings.grad
-        if grad is None:
-            raise ValueError("cached_step: the loss has no gradient in the embeddings; leave torch.no_grad().")
-        start = 0
-        for number, (part, state) in enumerate(zip(parts, before, strict=True)):
-            with (
-                _replay_random(state, device),
-                _skip_averaging(encoder, last=number == len(parts) - 1),
-                torch.enable_grad(),
-            ):
-                again = _embed(encoder, part)
-                torch.autograd.backward(again, grad[start : start + len(again)].to(again.dtype))
-            start += len(again)
+    chunks = Chunks("cached_step", encoder, cut_samples("cached_step", inputs, chunk), bn=bn)
+    embeddings = chunks.embed().requires_grad_()
+    with torch.enable_grad(), in_touch("cached_step"):
+        value = loss(embeddings, labels, **more)
+        scaled = value if scaler is None else scaler.scale(value)
+        torch.autograd.backward(scaled)
+    grad = embeddings.grad
+    if grad is None:
+        raise ValueError("cached_step: the loss has no gradient in the embeddings; leave torch.no_grad().")
+    chunks.pull(grad)
     return value.detach()
+
+
+class Chunks:
+    """The chunks of a batch, embedded without a graph, and once more to back-propagate the gradient of the rows.
+
+    The second time repeats the random numbers and the autocast of the first.
+
+    Args:
+        owner: the name in messages.
+        encoder: the module that embeds, wrapped by DDP or not.
+        parts: the inputs of each chunk.
+        bn: see `cached_step`.
+        embed: embeds one chunk, given the encoder and its inputs.
+    """
+
+    def __init__(
+        self,
+        owner: str,
+        encoder: nn.Module,
+        parts: list[Inputs],
+        *,
+        bn: str = "refuse",
+        embed: Callable[[nn.Module, Inputs], Tensor] | None = None,
+    ) -> None:
+        self.owner, self.encoder, self.parts, self.bn, self.rows_of = owner, encoder, parts, bn, embed or _embed
+        self.device = next((p.device for p in encoder.parameters()), torch.device("cpu"))
+        self.before = list[State]()
+        kind = self.device.type
+        self.autocast = torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
+
+    @torch.no_grad()
+    def embed(self) -> Tensor:
+        """The rows [b, d] of all chunks."""
+        rows = list[Tensor]()
+        with self._ready():
+            for part in self.parts:
+                self.before.append(states(self.device))
+                rows.append(self.rows_of(self.encoder, part))
+        return torch.cat(rows)
+
+    def pull(self, grad: Tensor) -> None:
+        """Back-propagate the gradient [b, d] of the rows to the parameters of the encoder."""
+        start, (dtype, enabled) = 0, self.autocast
+        with self._ready(), torch.autocast(self.device.type, dtype, enabled=enabled), torch.enable_grad():
+            for number, (part, state) in enumerate(zip(self.parts, self.before, strict=True)):
+                last = number == len(self.parts) - 1
+                with _replay_random(state, self.device), _skip_averaging(self.encoder, last=last):
+                    again = self.rows_of(self.encoder, part)
+                    torch.autograd.backward(again, grad[start : start + len(again)].to(again.dtype))
+                start += len(again)
+
+    @contextmanager
+    def _ready(self) -> Iterator[None]:
+        with _freeze_norms(self.owner, self.encoder, self.bn), in_touch(self.owner):
+            yield
 
 
 def _embed(encoder: nn.Module, part: Inputs) -> Tensor:
@@ -95,25 +134,25 @@ def _embed(encoder: nn.Module, part: Inputs) -> Tensor:
     return rows
 
 
-def _chunks(inputs: Inputs, chunk: int) -> list[Inputs]:
+def cut_samples(owner: str, inputs: Inputs, chunk: int) -> list[Inputs]:
     """Cut the inputs into chunks; entries that are not tensors are part of every chunk."""
-    tensors = [inputs] if isinstance(inputs, Tensor) else [x for x in _entries(inputs) if isinstance(x, Tensor)]
+    tensors = [inputs] if isinstance(inputs, Tensor) else [x for x in _entries(owner, inputs) if isinstance(x, Tensor)]
     sizes = {len(x) for x in tensors if x.ndim}
     if len(sizes) != 1 or not (sum(sizes) or several()):  # with several ranks, one may have no rows
         raise ValueError(
-            f"cached_step: inputs must hold tensors of one number of samples, above zero, but hold {sorted(sizes)}."
+            f"{owner}: inputs must hold tensors of one number of samples, above zero, but hold {sorted(sizes)}."
         )
     count = sizes.pop()
     return [_cut(inputs, slice(i, min(i + chunk, count))) for i in range(0, max(count, 1), chunk)]
 
 
-def _entries(inputs: Inputs) -> Sequence[Any]:
+def _entries(owner: str, inputs: Inputs) -> Sequence[Any]:
     if isinstance(inputs, Mapping):
         return list(inputs.values())
     if isinstance(inputs, tuple | list):
         return inputs
     raise TypeError(
-        f"cached_step: inputs must be a tensor, or a tuple, list or dict of them, but came as {type(inputs).__name__}."
+        f"{owner}: inputs must be a tensor, or a tuple, list or dict of them, but came as {type(inputs).__name__}."
     )
 
 
@@ -148,7 +187,7 @@ def _skip_averaging(encoder: nn.Module, *, last: bool) -> AbstractContextManager
 
 
 @contextmanager
-def _freeze_norms(encoder: nn.Module, bn: str) -> Iterator[None]:
+def _freeze_norms(owner: str, encoder: nn.Module, bn: str) -> Iterator[None]:
     found = [
         (name, module)
         for name, module in encoder.named_modules()
@@ -158,7 +197,7 @@ def _freeze_norms(encoder: nn.Module, bn: str) -> Iterator[None]:
     ]
     if found and bn == "refuse":
         raise ValueError(
-            f"cached_step: {found[0][0] or 'the encoder'} ({type(found[0][1]).__name__}) normalizes by its batch, "
+            f"{owner}: {found[0][0] or 'the encoder'} ({type(found[0][1]).__name__}) normalizes by its batch, "
             'which would be a chunk; pass bn="frozen" to use its running statistics, or take GroupNorm or LayerNorm.'
         )
     for _, module in found:

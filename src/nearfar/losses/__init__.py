@@ -13,6 +13,7 @@ from nearfar.losses import (
     nested,
     proxies,
     ranking,
+    scored,
     softmax,
     spread,
     trimmed,
@@ -27,6 +28,7 @@ from nearfar.losses.mean import *
 from nearfar.losses.nested import *
 from nearfar.losses.proxies import *
 from nearfar.losses.ranking import *
+from nearfar.losses.scored import *
 from nearfar.losses.softmax import *
 from nearfar.losses.spread import *
 from nearfar.losses.trimmed import *
@@ -42,6 +44,7 @@ __all__ += mean.__all__
 __all__ += nested.__all__
 __all__ += proxies.__all__
 __all__ += ranking.__all__
+__all__ += scored.__all__
 __all__ += softmax.__all__
 __all__ += spread.__all__
 __all__ += trimmed.__all__

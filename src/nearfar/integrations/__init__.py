@@ -1,0 +1,1 @@
+"""Losses of nearfar in the trainers of other libraries."""
