@@ -590,3 +590,9 @@ def ladder(E, y, relevance=None, rungs=(0,), weights=None, margin=0.05, unknown=
                 terms.append(max(ZERO, D[x, a] - D[x, b] + margin))
         total = total + weight * _average(terms)
     return total
+
+
+def cosent(E, y, temperature=0.05, R=None, ry=None):
+    """log(1 + sum over positive pairs (i, j) and negative pairs (k, l) of e^((s_kl - s_ij)/temperature))."""
+    S, positive, negative = _towers(E, y, R, ry)
+    return log_one_plus_sum([(S[k] - S[i]) / temperature for i in positive for k in negative])

@@ -128,6 +128,8 @@ class Settings(Keywords, nn.Module):
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute; a setting is validated first, and what depends on it is computed again."""
         state = self.__dict__
+        if value is not None and state.get("_modules", {}).get(name) is value:
+            return  # the same module again, as trainers do that walk through all modules
         if name in type(self).settings and "_settled" in state:
             self._set(name, value)
             return

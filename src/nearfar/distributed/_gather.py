@@ -155,7 +155,7 @@ def _problem(loss: nn.Module, call: Call) -> Exception | None:
             check_placed(call.owner, loss, call.embeddings.device)
         if call.indices is not None:
             raise ValueError("Distributed: an index tuple knows one rank's rows only; use miner= on the loss instead.")
-        if not takes_scores(loss):
+        if not (takes_scores(loss) and isinstance(call.labels, Tensor) and call.labels.is_floating_point()):
             _check_ids(call, call.relation())
     except (TypeError, ValueError) as found:
         return found

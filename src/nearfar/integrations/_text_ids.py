@@ -38,13 +38,13 @@ def _mix(x: Tensor) -> Tensor:
 
 
 def group_texts(anchors: Tensor, documents: Tensor) -> tuple[Tensor, Tensor]:
-    """Labels of n anchors and of the documents [k, n] of each, the positives first; equal for an anchor and its positives.
+    """Labels of n anchors, and of the documents [k, n] of each, the positives first; equal for what belongs together.
 
     Anchors that share a text, or a positive, share their label, also over several steps. A negative has the label of
     anchors of which it is a positive elsewhere, or else one of its own.
     """
-    texts, places = documents.unique(return_inverse=True)
-    asked, who = anchors.unique(return_inverse=True)
+    texts, places = torch.unique(documents, return_inverse=True)
+    asked, who = torch.unique(anchors, return_inverse=True)
     label = torch.arange(len(texts), device=texts.device)
     while True:
         mine = label[places[0]]

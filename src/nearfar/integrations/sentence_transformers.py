@@ -92,21 +92,19 @@ class Loss(nn.Module):
         # torch calls `backward` only if an argument has a gradient
         learns = torch.ones((), requires_grad=torch.is_grad_enabled())
         rows: Tensor = _Chunked.apply(learns, chunks)  # type: ignore[no-untyped-call]
-        count = len(rows) // len(columns)
-        return list(rows.split(count))
+        return list(torch.split(rows, len(rows) // len(columns)))
 
     def _of_pairs(self, rows: list[Tensor], labels: Tensor) -> Tensor:
         """The loss of pairs of two columns with a score, or with a label 1 or 0."""
         if len(rows) != 2:
             raise ValueError(f"Loss: labels need one or two columns of texts, but {len(rows)} came; remove the labels.")
         if takes_scores(self.loss):
-            value: Tensor = self.loss(rows[0], labels, ref_emb=rows[1])
+            value: Tensor = self.loss(rows[0], labels.to(torch.float64), ref_emb=rows[1])
             return value
         if labels.is_floating_point() and not bool(((labels == 0) | (labels == 1)).all()):
             raise ValueError("Loss: pairs with scores other than 0 and 1 need a loss of scores, nf.losses.CoSENT().")
         positive, negative = (torch.nonzero(labels == sign).flatten() for sign in (1, 0))
-        value = self._alone(rows[0], None, (positive, positive, negative, negative), ref_emb=rows[1])
-        return value
+        return self._alone(rows[0], None, (positive, positive, negative, negative), ref_emb=rows[1])
 
     def _of_triplets(self, rows: list[Tensor]) -> Tensor:
         """The loss of each anchor with its positive and its own negatives."""

@@ -1,43 +1,48 @@
-"""`CoSENT`: a loss of scored pairs of rows, which are compared with one another."""
+"""`CoSENT`: pairs of rows are compared with one another, by their scores or by class."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import softplus
 
 from nearfar._utils.settings import Positive
 from nearfar._utils.tensors import check_reference_rows, widen
 from nearfar.losses.explanation import Explanation
-from nearfar.losses.robust import Call, Loss
-from nearfar.similarity import Cosine, Similarity
+from nearfar.losses.factors import Factors
+from nearfar.losses.recipe import Recipe
+from nearfar.losses.robust import Call
+from nearfar.pairs import Linear
+from nearfar.sets import KL
 
 __all__ = ["CoSENT"]
 
 
 def takes_scores(loss: Any) -> bool:
-    """Whether a loss, or the one that it wraps, is called with the scores of pairs."""
+    """Whether a loss, or the one that it wraps, can be called with the scores of pairs."""
     inner = getattr(loss, "loss", None)
     return bool(getattr(loss, "scored", False)) or (inner is not None and takes_scores(inner))
 
 
-class CoSENT(Loss):
-    """CoSENT: pairs with a higher score must be more similar than pairs with a lower one.
+class CoSENT(Recipe, without=("miner",)):
+    """CoSENT: every positive pair must be more similar than every negative pair of the batch, of any anchors.
 
-        log(1 + Σ over pairs i, j with label_i > label_j of  e^{(s_j - s_i)/τ})
+        log(1 + Σ over positive pairs of e^{-s_ij/τ} · Σ over negative pairs of e^{s_kl/τ})
 
     Su 2022.
 
-    It is called with the two sides of the n pairs, and their scores, which may be of any scale:
-    loss(rows, scores, ref_emb=others).
+    Graded pairs come as two lists of rows with a score for each pair, of any scale: loss(rows, scores, ref_emb=others)
+    with floating-point scores [n] has a term e^{(s_l - s_k)/τ} for all pairs k, l with a higher score of k. They are
+    sorted, so that this takes no matrix.
 
-    Algebra: Linear(1/τ) x KL(1) with the zero member x one group of all pairs of pairs, on cosine. It needs no matrix:
-    sorted by label, the sum over j runs over a prefix.
+    Algebra: Linear(1/τ) x KL(1) x sign; the softplus of the two values together.
 
     Args:
         temperature: τ.
-        similarity: s; `Cosine` by default.
 
-    Relations: with `similarity` dot or cosine, sentence-transformers' CoSENTLoss with `scale` = 1/τ.
+    Relations: with scores it is sentence-transformers' CoSENTLoss, for `scale` = 1/τ. Scores of two values give the
+    equation above for these pairs.
 
     >>> import torch, nearfar as nf
     >>> rows, others = torch.eye(3), torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 1.0], [1.0, 1.0, 1.0]])
@@ -48,34 +53,51 @@ class CoSENT(Loss):
     scored = True
 
     temperature: Positive = 0.05
-    similarity: Similarity | None = None
 
-    def _remake(self) -> None:
-        if self.similarity is None:
-            self._store("similarity", Cosine())
+    def factors(self) -> Factors:  # noqa: D102
+        return Factors(pair=Linear(scale=1 / self.temperature), over=KL(1.0, normalized=False), groups="sign")
 
     def _value(self, call: Call) -> Tensor:
-        labels, (x, y) = self._check(call), widen(call.embeddings, call.ref_emb)
-        similarity = self.similarity
-        assert similarity is not None  # noqa: S101 - `_remake`
-        x, y = similarity.prepared(x, y)
-        dot, norms = (x * y).sum(dim=1), ((z * z).sum(dim=1) for z in (x, y))
-        labels, order = labels.sort()
-        scores = similarity.finish(dot, *norms)[order] / self.temperature
-        below = torch.cat([scores.new_full((1,), -torch.inf), torch.logcumsumexp(scores, dim=0)])
-        # the pairs with a lower label are those before the first with an equal one
-        terms = below[torch.searchsorted(labels, labels)] - scores
-        return torch.logsumexp(torch.cat([scores.new_zeros(1), terms]), dim=0)
+        if isinstance(call.labels, Tensor) and call.labels.is_floating_point():
+            return self._of_scores(call, call.labels)
+        value = super()._value(call)
+        return torch.where(self._has_both(call), softplus(value, threshold=40.0), 0.0)
 
     def _explanation(self, call: Call) -> Explanation:
-        raise NotImplementedError(f"{self.owner}: there is no explanation of pairs of pairs; explain another loss.")
+        if isinstance(call.labels, Tensor) and call.labels.is_floating_point():
+            raise ValueError(f"{self.owner}: scored pairs have no explanation; give classes, or a Relation.")
+        found = super()._explanation(call)
+        share = torch.where(self._has_both(call), torch.sigmoid(found.value), 0.0)
+        more: Any = {name: getattr(found, name) * share for name in ("influence", "pull")}
+        value = torch.where(self._has_both(call), softplus(found.value, threshold=40.0), 0.0)
+        return replace(found, value=value, weighted_loss=found.weighted_loss * float(share), **more)
 
-    def _check(self, call: Call) -> Tensor:
-        """The scores of the pairs [n]."""
-        labels, n = call.labels, len(call.embeddings)
-        if call.ref_emb is None or len(call.ref_emb) != n:
-            raise ValueError(f"{self.owner}: ref_emb must be the other side of the {n} pairs, one row for each.")
+    def _has_both(self, call: Call) -> Tensor:
+        """Whether the batch has positive and negative pairs; an empty sum is 0, not e^0."""
+        if call.indices is not None:
+            both = len(call.indices[1]) > 0 and len(call.indices[-1]) > 0
+            return torch.tensor(both, device=call.embeddings.device)
+        positive, negative = self._relation(call).counts()
+        return (positive > 0).any() & (negative > 0).any()
+
+    def _of_scores(self, call: Call, labels: Tensor) -> Tensor:
+        """The loss of pairs of a row and a reference row [n], by their scores [n]."""
+        n, more = len(call.embeddings), (call.ref_labels, call.indices, call.ids, call.ref_ids)
+        if call.ref_emb is None or labels.shape != (n,) or len(call.ref_emb) != n or any(x is not None for x in more):
+            raise ValueError(
+                f"{self.owner}: scores are those of pairs of a row and a reference row, so labels must be a tensor "
+                f"[{n}], ref_emb must have {n} rows, and nothing else may be given."
+            )
         check_reference_rows(self.owner, call.embeddings, call.ref_emb)
-        if not isinstance(labels, Tensor) or labels.shape != (n,) or any(x is not None for x in (call.indices, call.ids)):
-            raise ValueError(f"{self.owner}: labels must be the scores of the pairs, a tensor [{n}], and nothing else.")
-        return labels.to(call.embeddings.device).double() if labels.is_floating_point() else labels.long()
+        product, (x, y) = self.product, widen(call.embeddings, call.ref_emb)
+        x, y = product.similarity.prepared(x, y)
+        norms = ((z * z).sum(dim=1) for z in (x, y))
+        scores = product.similarity.finish((x * y).sum(dim=1), *norms)
+        labels, order = labels.sort()
+        positive, negative = (
+            pair(scores[order], sign) for pair, sign in ((product.positive, 1), (product.negative, -1))
+        )
+        below = torch.cat([scores.new_full((1,), -torch.inf), torch.logcumsumexp(negative, dim=0)])
+        # the pairs with a lower score are those before the first with an equal one
+        terms = positive + below[torch.searchsorted(labels, labels)]
+        return torch.logsumexp(torch.cat([scores.new_zeros(1), terms]), dim=0)
