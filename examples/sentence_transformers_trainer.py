@@ -58,7 +58,7 @@ def small_model(folder: Path) -> SentenceTransformer:
 
 def main(steps: int, folder: Path) -> None:
     model = small_model(folder)
-    (asked, numbers), (said, _) = (texts(form, 600, seed) for seed, form in enumerate((ASKED, SAID)))
+    (asked, _), (said, _) = (texts(form, 600, seed) for seed, form in enumerate((ASKED, SAID)))
     loss = Loss(model, nf.losses.CLIP(temperature=0.05, learn=True), chunk=32)
     arguments = SentenceTransformerTrainingArguments(
         output_dir=str(folder / "run"),

@@ -41,6 +41,9 @@ def test_example_runs_for_five_steps(path, tmp_path):
     if path.stem == "lightning_module":
         mend()
         need("lightning")
+    if path.stem == "sentence_transformers_trainer":
+        mend()
+        need("sentence_transformers", "datasets", "accelerate")
     shown = ran(f"sys.argv[1:] = ['--steps', '5']; runpy.run_path({str(path)!r}, run_name='__main__')", tmp_path)
     assert re.search(r"loss \d+\.\d{4}", shown), shown
 
@@ -60,8 +63,8 @@ def test_the_trainer_of_hugging_face_saves_resumes_and_evaluates(tmp_path):
     assert not torch.equal(start["network.head.weight"], whole["network.head.weight"])
 
 
-def test_there_are_examples_for_four_ways():
-    assert len(EXAMPLES) == 4
+def test_there_are_examples_for_five_ways():
+    assert len(EXAMPLES) == 5
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
