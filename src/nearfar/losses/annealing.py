@@ -24,7 +24,7 @@ class Anneal:
         end: γ that would be reached at `steps`, where `Worst` takes over.
 
     >>> [Anneal(10).over(t) for t in (0, 5, 10)]
-    [KL(zero='keep', zero_member=False, gamma=1.0, normalized=True), KL(..., gamma=0.1, normalized=True), Worst(...)]
+    [KL(..., gamma=1.0, normalized=True), KL(..., gamma=0.1, normalized=True), Worst(...)]
     """
 
     steps: int
