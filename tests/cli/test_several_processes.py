@@ -21,7 +21,8 @@ from torch.distributed.run import get_args_parser
 
 from nearfar.cli.commands.training import OPTIONS
 from nearfar.evaluation import Vectors, embed
-from nearfar.evaluation._embed import clear, embed_chunks, mark_done, read_chunks, wait_for_others
+from nearfar.evaluation._chunks import Chunks
+from nearfar.evaluation._embed import embed_chunks, read_chunks
 from nearfar.train import fit, load
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of torch's own exporters
@@ -44,11 +45,18 @@ def test_commands_of_two_ranks_write_what_one_process_writes(home, tmp_path, mon
     monkeypatch.setenv("RANKS_HOME", str(home))
     first, second = together("ranks_commands", "everything", 2, tmp_path)
     alone = shown(home, "one")
-    assert first == {key: text.replace("one.", "two.") for key, text in alone.items()}
+    assert first == {key: text.replace("one.", "two.").replace("one-", "two-") for key, text in alone.items()}
     assert set(second.values()) == {""}
     for name in ("{}.json", "{}.html", "{}.npz", "{}-folder.json"):
         one, two = (home / name.format(which) for which in ("one", "two"))
         assert one.read_bytes().replace(b"one.vectors", b"two.vectors") == two.read_bytes()
+    for name in ("mined", "embedded"):
+        one, two = (
+            {path.name: path.read_bytes() for path in sorted((home / f"{which}-{name}").iterdir()) if path.is_file()}
+            for which in ("one", "two")
+        )
+        assert list(one) == ["chunk-000000.npz", "plan.json"]
+        assert one == two
     assert not list(home.glob(".*.parts"))
     assert torch.equal(Vectors.load(home / "two.vectors").x, Vectors.load(home / "one.npz").x)
 
@@ -74,23 +82,23 @@ def test_a_share_is_embedded_once_and_only_what_is_missing_again(tmp_path):
     )
     list(embed_chunks(model, data, rank=0, world=2, **options))  # another number of ranks takes them up, too
     assert sum(calls) == 100
-    mark_done(tmp_path / "parts", 1, 2, "a launch")
+    Chunks("embed", tmp_path / "parts").mark_done(1, 2, "a launch")
     (tmp_path / "parts" / ".chunk-000003.npz.4711-0a1b2c3d.part").touch()  # of a rank that was killed as it wrote
-    clear(tmp_path / "parts")
+    Chunks("embed", tmp_path / "parts").clear()
     assert not (tmp_path / "parts").exists()
 
 
 def test_the_first_rank_waits_for_those_of_this_launch(tmp_path):
-    mark_done(tmp_path, 1, 2, "an earlier one")
-    looks = []
+    store, looks = Chunks("embed", tmp_path), []
+    store.mark_done(1, 2, "an earlier one")
 
     def told(seconds):
         looks.append(seconds)
-        mark_done(tmp_path, 1, 2, "this")
+        store.mark_done(1, 2, "this")
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(time, "sleep", told)
-        wait_for_others(tmp_path, 2, "this")
+        store.wait_for(range(1, 2), 2, "this")
     assert len(looks) == 1
 
 

@@ -14,6 +14,8 @@ COMMANDS = {
     "report": ("report", "v.npz", "-o", "{}.html"),
     "embed": ("embed", "m.pt", TRUST, "x.npz", "--batch-size", "2", "-o", "{}.npz"),
     "embed in a folder": ("embed", "m.pt", TRUST, "x.npz", "--batch-size", "2", "-o", "{}.vectors"),
+    "mine": ("mine", "v.npz", "-k", "3", "--margin", "0.05", "-o", "{}-mined"),
+    "embed and mine": ("mine", "m.pt", "x.npz", TRUST, "--batch-size", "2", "-o", "{}-embedded"),
     "evaluate a folder": ("evaluate", "{}.vectors", "-k", "1", "--json", "{}-folder.json"),
 }
 

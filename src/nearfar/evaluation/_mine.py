@@ -193,6 +193,11 @@ class Search:
                 raise ValueError(f"mine: teacher must have a row for each of the {len(of)} {name}, not {len(rows)}.")
         return _same_type(x, y)
 
+    @property
+    def count_chunks(self) -> int:
+        """The number of chunks of queries."""
+        return -(-len(self.x) // CHUNK)
+
     def rows(self, number: int) -> slice:
         """The queries of a chunk."""
         return slice(number * CHUNK, min((number + 1) * CHUNK, len(self.x)))
@@ -211,7 +216,7 @@ class Search:
         store = None if folder is None else Chunks("mine", Path(folder))
         if store is not None:
             store.begin(self.plan(), _describe)
-        mine = share(-(-len(self.x) // CHUNK), rank, world)
+        mine = share(self.count_chunks, rank, world)
         x, y = spaces(*(self.teacher or (self.x, self.ref)), self.rule.similarity)
         total = sum(self.rows(number).stop - self.rows(number).start for number in mine)
         with Progress(f"mining {len(self.ref):,} references", total, shown=progress) as bar:

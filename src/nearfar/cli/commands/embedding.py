@@ -75,14 +75,38 @@ def embed(
     Networks of runs and of `nearfar export` define their preprocessing. Other models get glyphs as 1 x 32 x 32 and
     images as 3 x size x size, both in 0..1, and the x of an .npz file as float32.
     """
-    from nearfar.cli.commands.inputs import read_samples
-    from nearfar.cli.commands.networks import load_model
-
     check_one("DATA", data, more)
     check_choice("embed", "--on-corrupt", on_corrupt, ("stop", "skip"))
     _check_output(output, dtype)
     if launch(processes, again):
         return
+    options = {"thumbnails": thumbnails, "on_corrupt": on_corrupt, "trust_model": trust_model, "dtype": dtype}
+    lines = compute(model, data, output, batch_size=batch_size, size=size, imagenet=imagenet, **options)
+    if lines is not None:
+        clear_parts(output)
+        say(lines)
+
+
+def compute(
+    model: Path,
+    data: Path,
+    output: Path,
+    *,
+    batch_size: int,
+    size: int | None = None,
+    imagenet: bool = False,
+    thumbnails: int = 0,
+    on_corrupt: Any = "stop",
+    trust_model: bool = False,
+    dtype: str = "float32",
+) -> str | None:
+    """Write the embeddings, and return what to print; None on ranks other than the first.
+
+    Chunks that were computed stay beside the output until `clear_parts`.
+    """
+    from nearfar.cli.commands.inputs import read_samples
+    from nearfar.cli.commands.networks import load_model
+
     network = load_model(model, trust_model=trust_model)
     assumed = network.assumed(size, imagenet)
     drawn = str(data).startswith("glyphs")  # it has its own progress bar
@@ -94,16 +118,16 @@ def embed(
     with rephrase_errors():
         inputs = samples.ready(network.transform)
         if not _share(network.run, inputs, batch_size, parts):
-            return
+            return None
     pictures = data.is_dir()
     mark = network.mark(assumed if pictures else None)
-    kept, lines = _join(output, parts, len(inputs), batch_size, samples, mark, dtype)
-    clear_parts(output)
-    say(lines)
+    kept, line = _join(output, parts, len(inputs), batch_size, samples, mark, dtype)
+    lines = [line]
     if pictures and network.transform is None:
-        say(f"{model} defines no preprocessing; images were given to it as {assumed} (--size, --imagenet).")
+        lines.append(f"{model} defines no preprocessing; images were given to it as {assumed} (--size, --imagenet).")
     if kept is not None and len(kept) < len(samples.name or ()):
-        say(list_unreadable(samples.name or (), set(kept.tolist())))
+        lines.append(list_unreadable(samples.name or (), set(kept.tolist())))
+    return "\n".join(lines)
 
 
 def _check_output(output: Path, dtype: str) -> None:
