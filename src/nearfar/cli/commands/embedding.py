@@ -80,7 +80,8 @@ def embed(
     _check_output(output, dtype)
     if launch(processes, again):
         return
-    options = {"thumbnails": thumbnails, "on_corrupt": on_corrupt, "trust_model": trust_model, "dtype": dtype}
+    options: dict[str, Any] = {"thumbnails": thumbnails, "on_corrupt": on_corrupt}
+    options |= {"trust_model": trust_model, "dtype": dtype}
     lines = compute(model, data, output, batch_size=batch_size, size=size, imagenet=imagenet, **options)
     if lines is not None:
         clear_parts(output)
