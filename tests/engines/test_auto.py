@@ -94,7 +94,7 @@ def test_large_triplets_are_not_dense_on_any_device(monkeypatch):
 
 def test_small_calls_look_at_one_number(monkeypatch):
     """Below the constant neither the layout nor the parts are looked at."""
-    monkeypatch.setattr(auto, "_choose", None)
+    monkeypatch.setattr(auto, "choose", None)
     assert taken(nf.losses.SupCon(), FIRST - 1) == "dense"
 
 

@@ -9,9 +9,8 @@ import torch
 from engine_cases import CLOSE, largest, measured, on
 
 import nearfar as nf
-from nearfar.engines import auto, strips, tiles
+from nearfar.engines import auto, generic, strips, tiles
 from nearfar.groups._triplets import widest
-from nearfar.relations import layout
 
 L = nf.losses
 LOSSES = {
@@ -37,7 +36,7 @@ def engines(monkeypatch):
 
         monkeypatch.setattr(f"nearfar.{name}", spy)
 
-    end("engines.auto._apply")
+    end("engines.auto.Way.run")
     end("losses.robust.dense_pairs")
 
 
@@ -49,7 +48,7 @@ def taken(loss, labels, **told):
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_2048_rows_of_large_classes_are_tiled(name, engines):
-    assert taken(LOSSES[name](), torch.arange(2048) % 16) == "_apply"
+    assert taken(LOSSES[name](), torch.arange(2048) % 16) == "run"
 
 
 def test_what_the_table_decides_is_not_counted(engines, monkeypatch):
@@ -59,7 +58,7 @@ def test_what_the_table_decides_is_not_counted(engines, monkeypatch):
         raise AssertionError
 
     monkeypatch.setattr("nearfar.groups._triplets.widest", counted)
-    assert taken(L.Triplet(margin=0.3), torch.arange(2048) // 4) == "_apply"
+    assert taken(L.Triplet(margin=0.3), torch.arange(2048) // 4) == "run"
 
 
 @pytest.mark.parametrize("name", ["swap", "mined"])
@@ -108,7 +107,7 @@ def test_no_tensor_of_all_triplets_is_made(name, monkeypatch):
     monkeypatch.setattr(auto, "MOST", triplets)
     monkeypatch.setattr(tiles, "FULL", triplets // 8)
     monkeypatch.setattr(strips, "KEPT", triplets // 8)
-    monkeypatch.setattr(layout, "LISTED", 0)
+    monkeypatch.setattr(generic, "DEEP", triplets // 8)
     assert largest(LOSSES[name](), rows, labels) < triplets / 4
     for a, b in zip(
         measured(LOSSES[name](), rows, labels), measured(on(LOSSES[name](), "dense"), rows, labels), strict=True

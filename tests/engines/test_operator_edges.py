@@ -9,7 +9,7 @@ from processes import together
 from torch.testing import assert_close
 
 import nearfar as nf
-from nearfar.engines import auto
+from nearfar.engines import auto, tiles
 from nearfar.relations import layout
 
 L, S, P, R = nf.losses, nf.sets, nf.pairs, nf.Relation
@@ -34,7 +34,7 @@ def equal_dense(make, x, labels, close=1e-9, **more):
 
 
 def test_angular_with_more_pairs_than_are_listed(monkeypatch):
-    monkeypatch.setattr(layout, "LISTED", 300)
+    monkeypatch.setattr(tiles, "LISTED", 0)
     equal_dense(L.Angular, rows(48), torch.arange(48) % 4)
     equal_dense(L.Angular, rows(6), torch.arange(6), ref_emb=rows(5, seed=1), ref_labels=torch.arange(6, 11))
 

@@ -109,7 +109,7 @@ def test_a_class_of_one_point_and_two_classes_at_one_point(kind, engine):
 @engines
 def test_second_derivatives_stay_those_of_float64(engine, monkeypatch):
     """Those of `auto`, which has strips for the first and the dense engine for the second."""
-    monkeypatch.setattr("nearfar.engines.auto._worth", lambda *given: engine == "tiled")
+    monkeypatch.setattr("nearfar.engines.auto._worth", lambda *given, **more: engine == "tiled")
     lower_thresholds(monkeypatch, 1, 1)
     seconds = []
     for dtype in (torch.float64, torch.float32):

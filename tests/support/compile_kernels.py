@@ -13,7 +13,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from nearfar.engines import _kernels, _kernels_pairs, _kernels_top, _kernels_triplets, cuda, launch
+from nearfar.engines import _kernels, _kernels_pairs, _kernels_triplets, cuda, launch
 from nearfar.engines.spec import LOW, Spec
 
 ROWS, COLS, WIDTH = 40, 50, 96
@@ -70,7 +70,7 @@ def work(kind: torch.dtype, given: int = 0, vectors=(), score=None, **more) -> c
 
 
 def main() -> None:
-    for module in (_kernels, _kernels_triplets, _kernels_top, _kernels_pairs):
+    for module in (_kernels, _kernels_triplets, _kernels_pairs):
         for name in module.__all__:
             setattr(module, name, Caught(getattr(module, name)))
     launch._blocks = lambda x, kind: {"BM": 32, "BN": 32, "BK": 32}

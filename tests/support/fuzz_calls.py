@@ -84,7 +84,7 @@ def lay_out(x: Tensor, how: str) -> Tensor:
     return x.clone()
 
 
-def everywhere(loss: Any, relation: Any, product: Any, low: torch.dtype) -> Any:
+def everywhere(loss: Any, relation: Any, low: torch.dtype) -> Any:
     """Replace `auto._for_kernels`, so that "auto" uses kernels on a CPU too."""
     return relation.layout() if low in LOW else None
 

@@ -139,7 +139,7 @@ class Kernels(Launch):
 
     def collect(self, strip: Strip, level: Tensor, tops: Tensor, into: Sequence[Tensor], most: Sequence[int]) -> None:
         """Collect the positions of all losses of a strip that reach a level; see the kernel."""
-        from nearfar.engines._kernels_top import collect
+        from nearfar.engines._kernels_pairs import collect
 
         self.start(
             collect, strip, level, tops, *into, self.n, self.m, *strip.where, *most, *self.numbers(),

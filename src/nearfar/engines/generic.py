@@ -6,7 +6,6 @@ the batch are solved by the stream of their set, or by `Collected`. Autograd com
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import reduce
 
 import torch
 from torch import Tensor
@@ -16,7 +15,8 @@ from nearfar._utils.rng import State, set_states, states
 from nearfar._utils.shortcuts import learned_tensors
 from nearfar._utils.tensors import over
 from nearfar.engines.dense import keep, score
-from nearfar.groups._groupings import Problem, Product, halves, sides_of, tally
+from nearfar.engines.known_gradient import gradient
+from nearfar.groups._groupings import Problem, Product, halves, sides_of, tally, turned
 from nearfar.miners import ScoredPairs, present
 from nearfar.relations.relation import EVERYTHING, Relation
 from nearfar.sets.stream import Stream
@@ -24,6 +24,7 @@ from nearfar.sets.stream import Stream
 __all__ = ["PlainStrips", "evaluate"]
 
 ENTRIES = 2**18  # entries of a strip: 1 MB of float32, of which about forty exist at a time
+DEEP = 2**21  # most entries of a strip whose groupings hold each pair several times, as triplets do
 WIDER = 2**4  # factor by which strips are larger on a GPU, where launching kernels would dominate otherwise
 
 Made = tuple[Tensor, list[Tensor | None], Tensor, Tensor]
@@ -46,9 +47,11 @@ class PlainStrips:
     def __post_init__(self) -> None:
         self.params = learned_tensors(self.product.parts)
         wide = ENTRIES * (WIDER if self.rows.is_cuda else 1)
-        tall = self.tile or min(512, max(16, wide // max(1, len(self.cols))))
-        self.cuts, self.all_cuts = (cuts(len(self.rows), tall, ranks) for ranks in (self.ranks, ALONE))
-        self.most = tall * len(self.cols)
+        depth, m = getattr(self.product.groups, "depth", None), max(1, len(self.cols))
+        deep = m if depth is None else m * max(1, depth(self.relation))
+        most = DEEP if self.tile is None else self.tile * m
+        self.tall = max(1, min(self.tile or min(512, max(16, wide // m)), most // deep))
+        self.cuts, self.all_cuts = (cuts(len(self.rows), self.tall, ranks) for ranks in (self.ranks, ALONE))
         self.had = torch.zeros(2, len(self.rows), dtype=torch.bool, device=self.rows.device)
         inputs = (self.rows, self.cols, *self.params)
         self.sums = [torch.zeros_like(x) if wanted else None for x, wanted in zip(inputs, self.wants, strict=True)]
@@ -110,67 +113,38 @@ def evaluate(strips: PlainStrips, grad_output: Tensor | None = None) -> Made:
 
 def _by_rows(strips: PlainStrips, grad_output: Tensor | None) -> Tensor:
     """Groups within one row, in one sweep: sums numerators with their gradients, and divides at the end."""
-    single, values = strips.product.reduction == "none", list[Tensor]()
-    so_far, slopes = Counted(), list[list[Tensor | None]]()
+    product, single = strips.product, strips.product.reduction == "none"
+    learns = strips.learns and (not single or grad_output is not None)
+    values, so_far, slopes = list[Tensor](), Counted(), list[list[Tensor | None]]()
     for here in strips:
-        with torch.set_grad_enabled(strips.learns and (not single or grad_output is not None)):
-            counted, found = _strip_terms(strips, here, grad_output)
+        with torch.set_grad_enabled(learns):
+            pairs = strips.pairs(here, leaf=True)
+            problems = product.groups.split(product, pairs)
+            solved = tuple(problem.value() for problem in problems)
+            terms = product.groups.terms(product, pairs, problems, solved)
+            counted = [tally(term, product.reduction) for term in terms]
+            aims = [top if grad_output is None else over(top, bottom) @ grad_output[here] for top, bottom in counted]
         slopes = slopes or [[None if x is None else torch.zeros_like(x) for x in strips.sums] for _ in counted]
-        for total, part in zip(slopes, found, strict=False):
-            _add(total, here, part)
+        for total, aim in zip(slopes, aims if learns else (), strict=False):
+            _add(total, here, gradient(aim, (pairs.rows, pairs.cols, *strips.params), retain_graph=True))
         if single:
-            values.append(torch.stack([over(*x) for x in counted]).sum(dim=0))
+            values.append(torch.stack([over(*x).detach() for x in counted]).sum(dim=0))
         else:
-            so_far = _sum(so_far, [(top.double(), bottom.double()) for top, bottom in counted])
+            part = [(top.detach().double(), bottom.double()) for top, bottom in counted]
+            so_far = [(a + c, b + d) for (a, b), (c, d) in zip(so_far, part, strict=True)] if so_far else part
     whole = [(torch.zeros(()), torch.ones(()))] * len(slopes) if single else [_share(strips, *x) for x in so_far]
     for slope, (_, share) in zip(slopes, whole, strict=True):
-        _add(strips.sums, EVERYTHING, tuple(x if x is None else x * share.to(x.dtype) for x in slope))
+        _add(strips.sums, EVERYTHING, [x if x is None else x * share.to(x.dtype) for x in slope])
     if single:
         return strips.gather(values)
     return torch.stack([value for value, _ in whole]).sum(dim=0).to(strips.rows.dtype)
 
 
-def _strip_terms(
-    strips: PlainStrips, here: slice, grad_output: Tensor | None
-) -> tuple[Counted, list[tuple[Tensor | None, ...]]]:
-    """Numerator and denominator of each term of a strip, and gradients of rows, columns and parameters.
-
-    The gradients are those of the numerators, or of unreduced values weighted by `grad_output`.
-    """
-    pairs = strips.pairs(here, leaf=True)
-    if not torch.is_grad_enabled():
-        return reduce(_sum, _parts(strips, pairs), Counted()), []
-    leaf, counted, share = _cut(pairs), Counted(), None
-    if grad_output is not None:
-        with torch.no_grad():
-            share = over(grad_output[here], reduce(_sum, _parts(strips, pairs), Counted())[0][1])
-    found = list[list[Tensor | None]]()  # of scores, columns and parameters
-    for part in _parts(strips, leaf):
-        counted = _sum(counted, [(top.detach(), bottom) for top, bottom in part])
-        aims = [top if share is None else (top * share).sum() for top, _ in part]
-        inputs = leaf.scores, leaf.cols, *strips.params
-        slopes = [list(_gradient(aim, inputs, retain=True)) for aim in aims]
-        if found:
-            slopes = [[_plus(x, y) for x, y in zip(*both, strict=True)] for both in zip(found, slopes, strict=True)]
-        found = slopes
-    gradients = list[tuple[Tensor | None, ...]]()
-    for by_score, *rest in found:
-        through: tuple[Tensor | None, ...] = (None,) * (2 + len(strips.params))
-        if by_score is not None:
-            through = _gradient(pairs.scores, (pairs.rows, pairs.cols, *strips.params), by_score, retain=True)
-        gradients.append((through[0], *(_plus(x, y) for x, y in zip(through[1:], rest, strict=True))))
-    return counted, gradients
-
-
-def _add(sums: list[Tensor | None], here: slice, found: tuple[Tensor | None, ...]) -> None:
+def _add(sums: list[Tensor | None], here: slice, found: list[Tensor | None]) -> None:
     """Add gradients of the rows `here`, of all columns and of the parameters."""
     for place, (total, part) in enumerate(zip(sums, found, strict=True)):
         if total is not None and part is not None:
             (total[here] if place == 0 else total).add_(part)
-
-
-def _plus(x: Tensor | None, y: Tensor | None) -> Tensor | None:
-    return x if y is None else y if x is None else x + y
 
 
 def _share(strips: PlainStrips, top: Tensor, bottom: Tensor) -> tuple[Tensor, Tensor]:
@@ -180,19 +154,6 @@ def _share(strips: PlainStrips, top: Tensor, bottom: Tensor) -> tuple[Tensor, Te
     return top * share, share
 
 
-def _parts(strips: PlainStrips, pairs: ScoredPairs) -> Iterator[Counted]:
-    """Numerators and denominators of a strip's terms, in parts that fit in memory."""
-    product = strips.product
-    for problems in product.groups.blocks(product, pairs, strips.most):
-        values = tuple(problem.value() for problem in problems)
-        yield [tally(term, product.reduction) for term in product.groups.terms(product, pairs, problems, values)]
-
-
-def _sum(so_far: Counted, part: Counted) -> Counted:
-    """Add numerators and denominators, term by term."""
-    return [(a + c, b + d) for (a, b), (c, d) in zip(so_far, part, strict=True)] if so_far else part
-
-
 # ---------------------------------------------------------------- groups of the batch
 
 
@@ -200,16 +161,15 @@ def _by_streams(strips: PlainStrips) -> Tensor:
     """Groups of the whole batch: sweep until every stream has converged, then once more to apply the weights."""
     product, groups = strips.product, strips.product.groups
     next(iter(strips))  # saves the state of the random generators, with which every sweep begins
-    first = next(iter(groups.blocks(product, strips.pairs(slice(0, 1)), strips.most)))
-    streams = groups.streams(first)
+    streams = groups.streams(groups.split(product, strips.pairs(slice(0, 1))))
     for stream in streams:
         stream.ranks = strips.ranks
     wanted = list(range(len(streams)))
     while wanted:
         for here in strips:
-            for problems in groups.blocks(product, strips.pairs(here), strips.most):
-                for k in wanted:
-                    streams[k].add(problems[k].losses, problems[k].measure)
+            problems = groups.split(product, strips.pairs(here))
+            for k in wanted:
+                streams[k].add(problems[k].losses, problems[k].measure)
         wanted = [k for k in wanted if streams[k].turn()]
     # `merge` is linear: its derivatives are its values at unit vectors
     units = torch.eye(len(streams), dtype=strips.rows.dtype, device=strips.rows.device)
@@ -230,18 +190,12 @@ def _weigh(strips: PlainStrips, streams: tuple[Stream, ...], factors: list[Tenso
     for here in strips:
         with torch.set_grad_enabled(strips.learns):
             pairs = strips.pairs(here, leaf=True)
-            leaf, by_score = _cut(pairs) if strips.learns else pairs, None
-            for problems in product.groups.blocks(product, leaf, strips.most):
-                parts = [stream.held(x.losses, x.measure) for stream, x in zip(streams, problems, strict=True)]
-                for total, part in zip(sums, parts, strict=True):
-                    total += part.detach()
-                if strips.learns:
-                    aim = torch.stack([part * by for part, by in zip(parts, factors, strict=True)]).sum()
-                    slope, *rest = _gradient(aim, (leaf.scores, leaf.cols, *strips.params), retain=True)
-                    by_score = _plus(by_score, slope)
-                    _add(strips.sums, here, (None, *rest))
-            if by_score is not None:
-                _add(strips.sums, here, _gradient(pairs.scores, (pairs.rows, pairs.cols, *strips.params), by_score))
+            problems = product.groups.split(product, pairs)
+            parts = [stream.held(x.losses, x.measure) for stream, x in zip(streams, problems, strict=True)]
+            aim = torch.stack([part * by for part, by in zip(parts, factors, strict=True)]).sum()
+        for total, part in zip(sums, parts, strict=True):
+            total += part.detach()
+        _add(strips.sums, here, gradient(aim, (pairs.rows, pairs.cols, *strips.params)))
     return sums
 
 
@@ -265,14 +219,14 @@ def _by_columns(strips: PlainStrips, grad_output: Tensor | None) -> Tensor:
     at_cols, counted = torch.zeros_like(cols), Counted()
     for here in strips:
         with torch.set_grad_enabled(learns):
-            theirs, pairs = cols.clone().requires_grad_(learns), strips.pairs(here, leaf=learns)
+            theirs, pairs = cols.clone().requires_grad_(learns), strips.pairs(here, leaf=True)
             positive, wide = halves(product, pairs)
             (terms,) = product.joined(sides_of(pairs, positive, (positive.value(), wide.value(), theirs), has_cols))
             top, bottom = tally(terms, product.reduction)
             if learns:
                 aim = top if grad_output is None else (over(top, bottom) * grad_output[here]).sum()
-                *slopes, by_col = _gradient(aim, (pairs.rows, pairs.cols, *strips.params, theirs))
-                _add(strips.sums, here, tuple(slopes))
+                *slopes, by_col = gradient(aim, (pairs.rows, pairs.cols, *strips.params, theirs))
+                _add(strips.sums, here, slopes)
                 at_cols += 0.0 if by_col is None else by_col
         counted.append((top.detach(), bottom))
     if single:
@@ -303,9 +257,7 @@ def _column_problem(strips: PlainStrips, here: slice, leaf: bool) -> tuple[Probl
         mined = [(x.positive[:, here], x.negative[:, here]) for x in map(strips.pairs, strips.sweep(strips.all_cuts))]
         positive, negative = (torch.cat(side) for side in zip(*mined, strict=True))
         pairs = replace(pairs, positive=positive, negative=negative)
-    wide = halves(strips.product, pairs)[1]
-    turned = Problem(wide.over, wide.losses.T, wide.measure.T, (wide.losses.shape[1], wide.losses.shape[0]))
-    return turned, rows, cols
+    return turned(halves(strips.product, pairs)[1]), rows, cols
 
 
 def _pull_columns(strips: PlainStrips, at_cols: Tensor) -> None:
@@ -313,26 +265,7 @@ def _pull_columns(strips: PlainStrips, at_cols: Tensor) -> None:
     for here in _column_cuts(strips):
         with torch.enable_grad():
             problem, rows, cols = _column_problem(strips, here, True)
-            by_row, by_col, *rest = _gradient((problem.value() * at_cols[here]).sum(), (rows, cols, *strips.params))
-            _add(strips.sums, EVERYTHING, (by_row, None, *rest))
+            by_row, by_col, *rest = gradient((problem.value() * at_cols[here]).sum(), (rows, cols, *strips.params))
+            _add(strips.sums, EVERYTHING, [by_row, None, *rest])
             if strips.sums[1] is not None and by_col is not None:
                 strips.sums[1][here] += by_col
-
-
-# ---------------------------------------------------------------- autograd
-
-
-def _gradient(
-    value: Tensor, inputs: tuple[Tensor, ...], cotangent: Tensor | None = None, *, retain: bool = False
-) -> tuple[Tensor | None, ...]:
-    """Gradient of `value` with respect to the inputs that require one; None for the others."""
-    leaves = [x for x in inputs if x.requires_grad]
-    if not leaves or not value.requires_grad:
-        return (None,) * len(inputs)
-    found = iter(torch.autograd.grad(value, leaves, cotangent, retain_graph=retain, allow_unused=True))
-    return tuple(next(found) if x.requires_grad else None for x in inputs)
-
-
-def _cut(pairs: ScoredPairs) -> ScoredPairs:
-    """The same pairs with detached scores that require a gradient, so that back-propagation stops there."""
-    return replace(pairs, scores=pairs.scores.detach().requires_grad_())

@@ -8,7 +8,9 @@ triplet.
 A tuple that lists a large part of all pairs would be larger than the matrix, and goes to the dense engine.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, cast
 
 import torch
@@ -16,20 +18,21 @@ from torch import Tensor
 
 from nearfar._utils.shortcuts import swift, touched
 from nearfar.engines.dense import dense_value, keep
-from nearfar.engines.listed_scores import ListedScores, fits_rows
 from nearfar.groups._groupings import Problem, Product, halves, reduce, sides_of
 from nearfar.miners import ScoredPairs, present
 from nearfar.relations.index_tuples import Listing, check_apart, listed_pairs, spread
 from nearfar.relations.layout import NEGATIVE, NOWHERE, POSITION, POSITIVE
 from nearfar.relations.relation import Relation
+from nearfar.similarity import Similarity, root
 
-__all__ = ["listed_value", "takes_lists", "valid_rows"]
+__all__ = ["ListedScores", "listed_value", "takes_lists"]
 
 MOST = 3  # if more than one in `MOST` of all pairs is listed, the matrix is used, because it is no larger
 SMALL = 2**16
 """Smaller matrices take so little time that only lists scored by rows pay, which must be half as long as otherwise."""
-SMALL_FOR_TRIPLETS = 2**22
-"""The number of pairs below which triplets, which need two lists of scores, must be half as many to score by rows."""
+DEAR = 16  # cost of scoring a pair by itself, relative to a pair in a matrix product (measured: 16 to 26)
+CHUNK = 2**16  # entries of rows [t, d] gathered at a time: the system takes larger temporary memory back each time
+CHUNK_ON_GPU = 2**24  # the same on a GPU, where shorter chunks would wait for kernel launches
 GPU_PAIRS = 2**24
 """Number of all pairs from which lists are used on other devices: they read numbers from the device, dense does not."""
 
@@ -47,12 +50,17 @@ def takes_lists(product: Product, indices: tuple[Tensor, ...], relation: Relatio
         return False
     direct, scope = len(indices) == 3 and product.groups.takes_triplets, product.groups.scope
     listed = len(indices[1]) + len(indices[-1])
-    if not direct and not fits_rows(listed, pairs, SMALL) and (pairs < SMALL or MOST * listed >= pairs):
-        return False  # the list would be larger than the matrix
+    if not fits_rows(listed, pairs) and (direct or pairs < SMALL or MOST * listed >= pairs) and not (direct and asked):
+        return False  # the list would be larger than the matrix, or triplets slower
     if (direct and scope != "triplets") or (product.wants_columns and scope != "anchor_sign"):
         return False
     strips = product.groups.strips and (product.link is None or product.link.strips)
     return strips and swift(product.parts) and touched(product.parts) is None
+
+
+def fits_rows(pairs: int, all_pairs: int) -> bool:
+    """Whether `pairs` of all pairs are cheaper to score one by one than by a matrix product."""
+    return (2 * DEAR if all_pairs < SMALL else DEAR) * pairs <= all_pairs
 
 
 def listed_value(
@@ -72,8 +80,7 @@ def listed_value(
     positive and as negative, or None.
     """
     direct = len(indices) == 3 and product.groups.takes_triplets
-    pairs, small = relation.shape[0] * relation.shape[1], SMALL_FOR_TRIPLETS if direct else SMALL
-    by_rows = fits_rows(len(indices[1]) + len(indices[-1]), pairs, small)
+    by_rows = fits_rows(len(indices[1]) + len(indices[-1]), relation.shape[0] * relation.shape[1])
     scores = ListedScores.of(product.similarity, x, y, by_rows=by_rows)
     more: Any = {"relation": relation, "similarity": scores.similarity, "rows": scores.rows, "cols": scores.cols}
     more |= {"strip": True, "mined": True}
@@ -98,7 +105,7 @@ def valid_rows(relation: Relation) -> tuple[Tensor, Tensor]:
     if layout is None or layout.itself not in (NOWHERE, POSITION):
         positive, negative = relation.counts()
     else:
-        positive, negative = (layout.count(bit, own=layout.itself == POSITION) for bit in (POSITIVE, NEGATIVE))
+        positive, negative = (layout.ranked().count(bit, own=layout.itself == POSITION) for bit in (POSITIVE, NEGATIVE))
     return positive > 0, negative > 0
 
 
@@ -157,3 +164,74 @@ class ListedTriplets(ScoredPairs):
         if self.relation.square:
             return self.scores
         return cast(Tensor, ListedScores(self.similarity, self.cols, self.cols))
+
+
+# ---------------------------------------------------------------- scores
+
+
+@dataclass(frozen=True, eq=False)
+class ListedScores:
+    """A lazy matrix of scores [n, m]: `scores[rows, cols]` computes only these entries."""
+
+    similarity: Similarity  # computes the scores
+    rows: Tensor  # [n, d] prepared queries
+    cols: Tensor  # [m, d] prepared references
+    by_rows: bool = True  # compute each entry from its own two rows, else take it from the matrix product
+
+    @classmethod
+    def of(cls, similarity: Similarity, x: Tensor, y: Tensor | None, *, by_rows: bool) -> "ListedScores":
+        """The scores of raw rows x [n, d] and references y [m, d]."""
+        if not by_rows or (similarity.shifts and similarity.form is None):
+            return cls(similarity, *similarity.prepared(x, y), by_rows)
+        rows = similarity.prepare(x)  # differences of rows need no common origin
+        return cls(similarity, rows, rows if y is None else similarity.prepare(y))
+
+    def __getitem__(self, at: tuple[Tensor, Tensor]) -> Tensor:
+        """Scores [t] of rows and columns given by their indices [t]."""
+        (a, j), form = at, self.similarity.form
+        found: Tensor
+        if self.by_rows:
+            apart = form in ("distance", "squared")
+            found = _PairProducts.apply(self.rows, self.cols, a, j, apart)  # type: ignore[no-untyped-call]
+            if apart:
+                return -root(found) if form == "distance" else -found
+        else:
+            found = self._product.index_select(0, a * len(self.cols) + j)
+        if not self.similarity.norms:
+            return found
+        rows, refs = ((z * z).sum(dim=1) for z in (self.rows, self.cols))
+        return self.similarity.finish(found, rows.index_select(0, a), refs.index_select(0, j))
+
+    @cached_property
+    def _product(self) -> Tensor:
+        return (self.rows @ self.cols.T).reshape(-1)
+
+
+class _PairProducts(torch.autograd.Function):
+    """Products ⟨x[a], y[j]⟩, or with `apart` squared distances, [t], a few pairs at a time."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor, a: Tensor, j: Tensor, apart: bool) -> Tensor:
+        ctx.save_for_backward(x, y, a, j)
+        ctx.apart = apart
+        both = ((x.index_select(0, a), y.index_select(0, j)) for a, j in _chunks(x.shape[1], a, j))
+        found = [((r - c).square_() if apart else r * c).sum(dim=1) for r, c in both]
+        return found[0] if len(found) == 1 else torch.cat(found)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_output: Tensor) -> tuple[Any, ...]:
+        x, y, a, j = ctx.saved_tensors
+        dx, dy = torch.zeros_like(x), torch.zeros_like(y)
+        slope = grad_output[0][:, None] * (2 if ctx.apart else 1)
+        for here, there, by in _chunks(x.shape[1], a, j, slope):
+            r, c = x.index_select(0, here), y.index_select(0, there)
+            dr, dc = ((r - c) * by,) * 2 if ctx.apart else (c * by, r * by)
+            dx.index_add_(0, here, dr)
+            dy.index_add_(0, there, dc, alpha=-1 if ctx.apart else 1)
+        return dx, dy, None, None, None
+
+
+def _chunks(d: int, *lists: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Split lists [t] into parts whose rows [t, d] have about CHUNK entries."""
+    chunk = CHUNK if lists[0].device.type == "cpu" else CHUNK_ON_GPU
+    return zip(*(torch.split(x, max(1, chunk // max(1, d))) for x in lists), strict=True)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from nearfar._utils.tensors import over
 from nearfar.engines import operators
-from nearfar.engines.listed_scores import ListedScores
+from nearfar.engines.lists import ListedScores
 from nearfar.engines.rows import Gather, RefusalError, Rows
 from nearfar.engines.spec import AROUND, BELOW_TOP, REACH, SIDES, Spec
 from nearfar.miners import Miner

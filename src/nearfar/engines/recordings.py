@@ -28,7 +28,8 @@ from nearfar._utils.files import first_line
 from nearfar._utils.shortcuts import hooked_globally
 from nearfar._utils.tape import Tape, trace
 from nearfar._utils.tensors import uses_tf32
-from nearfar.engines.auto import LEAST, fuses
+from nearfar.engines.auto import LEAST, choose
+from nearfar.engines.known_gradient import KnownGradient, gradient
 from nearfar.engines.told import Seen, settings
 from nearfar.groups._groupings import Product
 from nearfar.sets.base import UncertaintySet
@@ -109,7 +110,8 @@ def _large(loss: Any, core: Any, call: Any, product: Product) -> bool | None:
         or any(reads_device(x) for x in (product.over_positive, product.over_negative))
     ):
         return None
-    return True if fuses(core, call, core._relation(call), product, plan) else None
+    way = choose(core, call, core._relation(call), product, plan)
+    return True if way is not None and way.low is not None else None
 
 
 def reads_device(of: UncertaintySet) -> bool:
@@ -194,7 +196,12 @@ class Replays:
                 return None
             if not found.leaves:
                 return results[0]
-            return _Replayed.apply(found, results, partial(run, loss), len(given), *given, *_learned(loss))  # type: ignore[no-untyped-call]
+            inputs, (value, known) = (*given, *_learned(loss)), results
+            slopes: list[Tensor | None] = [None] * len(inputs)
+            for place, slope in zip(found.leaves, known, strict=True):
+                slopes[place] = slope
+            again = partial(_again, partial(run, loss), len(given))
+            return KnownGradient.apply((value, slopes), again, *inputs)  # type: ignore[no-untyped-call]
         finally:
             self._lock.release()
 
@@ -285,6 +292,11 @@ def _capture(body: Callable[[], Any], mine: Given, like: Tensor) -> Tape:
     return replay
 
 
+def _again(run: Callable[[Given], Tensor], many: int, inputs: Given, grad_output: Tensor) -> list[Tensor | None]:
+    """The gradient by plain autograd, with a graph; `many` of the inputs are the tensors of the call."""
+    return gradient(run(inputs[:many]), inputs, grad_output, create_graph=True)
+
+
 def _learned(loss: nn.Module) -> list[Tensor]:
     """The parameters that require a gradient."""
     return [x for x in loss.parameters() if x.requires_grad]
@@ -306,51 +318,3 @@ def _leaf(x: Tensor | None, wanted: bool) -> Tensor | None:
     if x is None or not wanted:
         return x
     return x.detach().to(torch.promote_types(x.dtype, torch.float32)).requires_grad_()
-
-
-class _Replayed(torch.autograd.Function):
-    """The value of a recording; under create_graph=True its gradient is computed again by plain autograd."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        recording: Recording,
-        results: tuple[Tensor, Sequence[Tensor | None]],
-        run: Callable[[Given], Tensor],
-        many: int,
-        *inputs: Tensor | None,
-    ) -> Tensor:
-        ctx.run, ctx.many, ctx.leaves = run, many, recording.leaves
-        value, ctx.slopes = results
-        # labels and ids are stored separately: plain autograd lets them change before the gradient is computed
-        floating = [x is not None and x.is_floating_point() for x in inputs]
-        ctx.save_for_backward(*(x if kept else None for x, kept in zip(inputs, floating, strict=True)))
-        ctx.others = [None if kept or x is None else (x, _version(x)) for x, kept in zip(inputs, floating, strict=True)]
-        return value
-
-    @staticmethod
-    def backward(ctx: Any, *grad_output: Tensor) -> tuple[Any, ...]:
-        inputs, (grad,) = ctx.saved_tensors, grad_output
-        found: list[Tensor | None] = [None] * len(inputs)
-        slopes: Sequence[Tensor | None]
-        if torch.is_grad_enabled():  # a second derivative is requested
-            leaves = [inputs[i] for i in ctx.leaves]
-            with torch.autocast(grad.device.type, enabled=False):
-                value = ctx.run(_given(inputs, ctx.others)[: ctx.many])
-                slopes = torch.autograd.grad(value, leaves, grad, create_graph=True, allow_unused=True)
-        else:
-            slopes = [None if x is None else x * grad for x in ctx.slopes]
-        for place, slope in zip(ctx.leaves, slopes, strict=True):
-            found[place] = None if slope is None else slope.to(inputs[place].dtype)
-        return None, None, None, None, *found
-
-
-def _version(x: Tensor) -> int:
-    return 0 if x.is_inference() else x._version
-
-
-def _given(saved: Given, others: Sequence[tuple[Tensor, int] | None]) -> Given:
-    """All tensors of a call; raises an error if labels or ids were modified in place."""
-    if any(other is not None and other[1] != _version(other[0]) for other in others):
-        raise RuntimeError("a second derivative needs the labels or ids of the call, but they were changed in place.")
-    return tuple(x if other is None else other[0] for x, other in zip(saved, others, strict=True))

@@ -11,14 +11,13 @@ import torch
 from torch import Tensor
 
 from nearfar._utils.tensors import over
-from nearfar.engines.spec import AROUND, BELOW_TOP, LINE, LOSSES, MOMENTS, fold_outputs
+from nearfar.engines.spec import AROUND, BELOW_TOP, LINE, LOSSES, MOMENTS, POWER, fold_outputs
 from nearfar.engines.tiles import Tile, TileGradients, Tiles, descend_
 from nearfar.sets.entropic import LOWEST
 
 __all__ = ["Strips"]
 
 KEPT = 2**22  # pairs at most whose scores or weights are kept between sweeps: 16 MB of float32; more would not pay
-BLOCK = 16  # entries of a block; to find the largest entries, block maxima are compared first
 SAMPLED = 8  # one in so many losses of a tile is compared to estimate a level that the largest losses reach
 TOTAL, SECOND, HELD, SIZE, SEEN, LEVEL = range(6)  # rows of the sums of a fold
 Parts = list[tuple[int, Tensor | None]]  # rows of the sums, and what is added to them
@@ -45,15 +44,15 @@ class Strips(Tiles):
         for tile in self.tiles():
             s = self.scores(tile)
             keep = self.keep(s, tile)
-            parts, raw, alive = self._parts(s, tile, sums[LEVEL], levels=True)
+            parts, raw = self._parts(s, tile, sums[LEVEL], levels=True)
             for place, x in parts:
                 for mask, lines, axis in zip(keep, (tile.rows, tile.cols), (1, 0), strict=True):
                     if axis or tile.mirrored:
                         sums[place, lines] += self.sum(x, mask, tile, axis, weighed=place != SEEN)
             if pulls is not None:
-                pulls.add(tile, s, *self._slope(raw, alive, s, tile, keep, None))
+                pulls.add(tile, s, *self._slope(raw, s, tile, keep, None))
             elif keeps:
-                g, factor = self._raw_slope(raw, alive, s, tile)
+                g, factor = self._raw_slope(raw, s, tile)
                 g = self.weighed_(g if keep[0] is None else g.mul_(keep[0]), tile)
                 into = kept[filled : filled + g.numel()].view(g.shape)
                 descend_(torch.mul(g, factor, out=into), s, spec.similarity)
@@ -82,16 +81,14 @@ class Strips(Tiles):
                 continue
             s = self.scores(tile)
             keep = self.keep(s, tile)
-            _, raw, alive = self._parts(s, tile, level)
-            pulls.add(tile, s, *self._slope(raw, alive, s, tile, keep, coef))
+            _, raw = self._parts(s, tile, level)
+            pulls.add(tile, s, *self._slope(raw, s, tile, keep, coef))
         return pulls.found()
 
-    def _parts(
-        self, s: Tensor, tile: Tile, level: Tensor, *, levels: bool = False
-    ) -> tuple[Parts, Tensor | None, Tensor | None]:
+    def _parts(self, s: Tensor, tile: Tile, level: Tensor, *, levels: bool = False) -> tuple[Parts, Tensor | None]:
         """Summands of each row's sums (None: 1), and unscaled weights [t, u] (None: 1) of a tile; 0 if absent.
 
-        Also a mask of the members if their losses determine it. With `levels`, updates the levels first.
+        With `levels`, updates the levels first.
         """
         spec = self.spec
         # (l - level)/γ in one pass; a loss of exactly 0 stays 0 at level 0
@@ -99,7 +96,7 @@ class Strips(Tiles):
         if direct and (spec.level != 0 or self.b == 0):
             z = self.affine(s, spec.a / spec.gamma, (self.b - spec.level) / spec.gamma, self.buffer("l", tile))
             parts = self._exponentials(z, None, None, tile)
-            return [*parts, *([(SIZE, None), (SEEN, None)] if self.mined else [])], parts[0][1], None
+            return [*parts, *([(SIZE, None), (SEEN, None)] if self.mined else [])], parts[0][1]
         l, alive = self.losses(s, self.buffer("l", tile)), None
         if self.selects:
             least = spec.level if spec.sums == MOMENTS else 0.0
@@ -108,18 +105,18 @@ class Strips(Tiles):
         counts += [(SEEN, None)] if self.mined else []
         if spec.sums in (AROUND, BELOW_TOP):
             parts = self._heights(l, alive, tile, level, levels=levels)
-            return [*parts, *counts], parts[0][1], alive
+            return [*parts, *counts], parts[0][1]
         if levels and spec.sums == MOMENTS:
             level.copy_(torch.minimum(level, self._least(l, tile)))
         l = l.sub_(spec.about) if spec.about else l
         l = self.members_(l, tile) if alive is None else l.mul_(alive)
         if spec.sums == LOSSES:
-            return [(TOTAL, l), *counts], self._steps(l, alive, tile) if self.stepped else alive, alive
+            return [(TOTAL, l), *counts], alive
         parts = [(TOTAL, l), (SECOND, torch.mul(l, l, out=self.buffer("x", tile))), *counts]
         if not spec.first:  # this sweep only computes sums
-            return parts, None, None
+            return parts, None
         raw = self.affine(l, spec.second, spec.first, self.buffer("raw", tile))
-        return parts, self.members_(raw, tile) if alive is None else raw.mul_(alive), alive
+        return parts, self.members_(raw, tile) if alive is None else raw.mul_(alive)
 
     def _heights(self, l: Tensor, alive: Tensor | None, tile: Tile, level: Tensor, *, levels: bool) -> Parts:
         """Summands of exponentials of losses [t, u], or of a power of them; overwrites the losses."""
@@ -149,10 +146,6 @@ class Strips(Tiles):
                 x.mul_(alive)
         return parts
 
-    def _steps(self, l: Tensor, alive: Tensor | None, tile: Tile) -> Tensor:
-        """Slopes of a hinge up to a factor: 1 where members have a loss."""
-        return alive if alive is not None else torch.ne(l, 0.0, out=self.buffer("raw", tile))
-
     def _top(self, l: Tensor, tile: Tile) -> Tensor:
         """The largest loss of each row's members, 0 for a row without any, float64."""
         x = self.members_(self.buffer("free", tile).copy_(l), tile, -math.inf)
@@ -170,10 +163,10 @@ class Strips(Tiles):
         return self.members_(x, tile, most).amin().double()
 
     def _slope(
-        self, raw: Tensor | None, alive: Tensor | None, s: Tensor, tile: Tile, keep: Masks, coef: Tensor | None
+        self, raw: Tensor | None, s: Tensor, tile: Tile, keep: Masks, coef: Tensor | None
     ) -> tuple[Tensor, float]:
         """dF/ds [t, u] and a scalar factor of it, from each row's dF/dt over its norm; coef None: 1 for all rows."""
-        g, factor = self._raw_slope(raw, alive, s, tile)
+        g, factor = self._raw_slope(raw, s, tile)
         mine, theirs = keep
         if mine is None:
             if coef is not None:
@@ -187,19 +180,12 @@ class Strips(Tiles):
             mine.add_(theirs) if coef is None else mine.addcmul_(theirs, coef[None, tile.cols])
         return self.weighed_(g.mul_(mine), tile), factor
 
-    def _raw_slope(self, raw: Tensor | None, alive: Tensor | None, s: Tensor, tile: Tile) -> tuple[Tensor, float]:
-        """Weights times dl/ds [t, u], and a scalar factor of it; entries of absent members are 0."""
-        spec = self.spec
-        if self.stepped and raw is not None and (alive is not None or spec.sums == LOSSES):
-            return raw, spec.scale * spec.a  # the weights are 0 where the slope is
+    def _raw_slope(self, raw: Tensor | None, s: Tensor, tile: Tile) -> tuple[Tensor, float]:
+        """Weights (None: 1) times dl/ds [t, u], and a scalar factor of it; entries of absent members are 0."""
         slope, factor = self.slopes(s, self.buffer("slope", tile))
         if raw is not None:
             return raw if slope is None else raw.mul_(slope), factor
-        return self._ones(tile) if slope is None else self.members_(slope, tile), factor
-
-    def _ones(self, tile: Tile) -> Tensor:
-        """1 for members [t, u], else 0."""
-        return self.members_(self.buffer("slope", tile).fill_(1.0), tile)
+        return self.members_(self.buffer("slope", tile).fill_(1.0) if slope is None else slope, tile), factor
 
     def _coef(self, coef: Tensor, tile: Tile) -> Tensor:
         """Coefficients of pairs, [t, u] or [t, 1], from those of the rows."""
@@ -264,7 +250,7 @@ class Strips(Tiles):
                 sample = l.view(-1)[::SAMPLED]
                 rank = max(1, len(sample) - 4 - int(share * len(sample)))
                 level, share = max(level, float(sample.kthvalue(rank).values)), None
-            place = find(l, level)
+            place = (l.view(-1) >= level).nonzero()[:, 0]
             row = torch.div(place, l.shape[1], rounding_mode="floor")
             near, place = l.view(-1)[place], place + row * (self.m - l.shape[1])
             found.append((near, place + tile.rows.start * self.m + tile.cols.start))
@@ -331,7 +317,8 @@ class Strips(Tiles):
     def _of_positive(self, s: Tensor, near: Tensor, tile: Tile) -> tuple[Tensor, Tensor, float, Tensor | None]:
         """Losses, slopes up to a factor, the factor, and which triplets count (None: all), of one positive a row."""
         spec, l = self.spec, self.buffer("l", tile)
-        if self.stepped and spec.a == spec.scale == 1.0 and (not spec.band or spec.low == -self.b):
+        hinge = spec.shape == POWER and spec.a == spec.scale == spec.power == 1.0
+        if hinge and (not spec.band or spec.low == -self.b):  # the usual loss in fewer passes: half the time of others
             if spec.band:  # z < high by the difference itself, so that ties are exact; z > low where there is a loss
                 torch.threshold_(torch.sub(near, s, out=l), -spec.high, self.b)
                 self.affine(l, -1.0, self.b, l).clamp_min_(0.0)
@@ -351,21 +338,8 @@ class Strips(Tiles):
             l.mul_(alive)
         elif spec.shape == LINE:
             self.members_(l, tile)
-        if self.stepped:
-            return l, torch.sign(l, out=self.buffer("raw", tile)), spec.scale * spec.a, alive
-        slope, factor = self._raw_slope(None, None, z, tile)
+        slope, factor = self._raw_slope(None, z, tile)
         return l, slope if alive is None else slope.mul_(alive), factor, alive
-
-
-def find(l: Tensor, level: float) -> Tensor:
-    """Positions in the flattened tile of the losses [t, u] that reach a level; compares the maxima of blocks first."""
-    t, u = l.shape
-    if u % BLOCK:
-        return (l.view(-1) >= level).nonzero()[:, 0]
-    blocks = l.view(t, BLOCK, u // BLOCK)
-    row, col = (blocks.amax(dim=1) >= level).nonzero(as_tuple=True)
-    block, within = (blocks[row, :, col] >= level).nonzero(as_tuple=True)
-    return row[block] * u + within * (u // BLOCK) + col[block]
 
 
 def keep_largest(found: list[tuple[Tensor, Tensor]], count: int) -> tuple[Tensor, Tensor]:

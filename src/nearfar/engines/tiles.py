@@ -10,7 +10,6 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import compress
 
 import torch
 from torch import Tensor
@@ -25,8 +24,8 @@ FULL = 2**18  # entries of a tile that spans whole rows, used if a row's largest
 ON_GPU = 16  # factor by which tiles are taller and wider on a GPU, where launching kernels would dominate otherwise
 FAR = 1e30
 """A score beyond that of any pair."""
+LISTED = 2**14  # pairs of a strip up to which the list of those that are not negative is kept for the next look
 GATHER = 2**16  # entries of gathered rows that are held at a time; larger temporary memory costs as much as the work
-FEW = 2  # pairs of a row up to which their columns are gathered
 BAND = 64  # rows of a band, whose pairs are taken from the product with their range of columns if that is narrow
 
 
@@ -64,9 +63,7 @@ class Tiles:
         self.y = self.x if cols is None else cols.detach()
         self.n, self.m = len(self.x), len(self.y)
         left = iter(vectors)
-        self.flat = [next(left) for _ in range(4)] if spec.given & 8 else None
-        self.edges = self.flat[0].tolist() if self.flat else []
-        self.start, self.end = (next(left), next(left)) if self.flat is None else (rows, rows)
+        self.start, self.end = next(left), next(left)
         given = [(next(left), next(left)) if spec.given & bit else None for bit in (1, 2, 4)]
         self.listed, self.samples, self.weights = given
         self.more = list(left)
@@ -76,6 +73,8 @@ class Tiles:
         # in float64: under float64 scores, a float32 offset must not round the constant
         self.b = spec.b if offset is None else float(spec.b + spec.by_offset * offset.detach().double())
         self._buffers = dict[str, Tensor]()
+        self._own = dict[int, tuple[Tensor, Tensor, Tensor]]()
+        self.larger = ON_GPU if self.x.is_cuda else 1
         self.stored: Tensor | None = None
         """Scores of all tiles, one after the other, which a sweep stores and later ones of the same tiles read."""
         self.stores, self.next = False, 0
@@ -87,17 +86,18 @@ class Tiles:
 
     # ------------------------------------------------------------------------------------ tiles
 
+    def strips(self) -> Iterator[slice]:
+        """Iterate over the rows of the tiles."""
+        tall = max(16, min(TALL, FULL // max(1, self.m))) if self.spec.full else TALL
+        tall = self.spec.tile or tall * self.larger
+        return (slice(r0, min(r0 + tall, self.n)) for r0 in range(0, self.n, tall))
+
     def tiles(self) -> Iterator[Tile]:
         """Iterate over all tiles with members."""
-        spec, times = self.spec, ON_GPU if self.x.is_cuda else 1
+        spec = self.spec
         half = bool(spec.half) and not spec.full and spec.side != POSITIVE
-        tall = spec.tile or TALL * times
-        wide = WIDE * times
-        if spec.full:
-            tall = spec.tile or max(16, min(TALL, FULL // max(1, self.m))) * times
-            wide = self.m
-        for r0 in range(0, self.n, tall):
-            rows = slice(r0, min(r0 + tall, self.n))
+        wide = self.m if spec.full else WIDE * self.larger
+        for rows in self.strips():
             own = self.own(rows)
             reach = tuple(int(x) for x in own[1].aminmax()) if len(own[1]) else (0, -1)
             reach = reach[0], reach[1] + 1
@@ -110,12 +110,13 @@ class Tiles:
 
     def own(self, rows: slice) -> tuple[Tensor, Tensor, Tensor]:
         """Rows [k] (from 0) and columns [k] of the pairs of these rows that are not negative; which are positive."""
-        if self.flat is not None:
-            here = slice(self.edges[rows.start], self.edges[rows.stop])
-            _, row, col, positive = self.flat
-            return row[here] - rows.start, col[here], positive[here]
-        samples = None if self.samples is None else (self.samples[0][rows], self.samples[1])
-        return list_own(self.start[rows], self.end[rows], self.listed, samples)
+        found = self._own.get(rows.start)
+        if found is None:
+            samples = None if self.samples is None else (self.samples[0][rows], self.samples[1])
+            found = list_own(self.start[rows], self.end[rows], self.listed, samples)
+            if len(found[0]) <= LISTED:
+                self._own[rows.start] = found
+        return found
 
     def _tile(
         self, rows: slice, cols: slice, mirrored: bool, own: tuple[Tensor, Tensor, Tensor], reach: tuple[int, int]
@@ -195,11 +196,6 @@ class Tiles:
             return z, spec.scale
         return (z if spec.power == 2.0 else z.pow_(spec.power - 1)), spec.scale * spec.a * spec.power
 
-    @property
-    def stepped(self) -> bool:
-        """Whether the slope of a pair loss is 1 where the loss is positive and else 0, up to a factor."""
-        return self.spec.shape == POWER and self.spec.power == 1.0 and self.spec.scale > 0
-
     # ------------------------------------------------------------------------------------ members
 
     def members_(self, x: Tensor, tile: Tile, absent: float = 0.0) -> Tensor:
@@ -252,10 +248,9 @@ class Tiles:
         one = torch.ones(self.m, dtype=torch.float64, device=self.x.device)
         each = one if self.weights is None else self.weights[1].double()
         found = torch.zeros(4, self.n, dtype=torch.float64, device=self.x.device)
-        tall = TALL if self.flat is None else self.n
-        for r0 in range(0, self.n, max(1, tall)):
-            row, col, positive = self.own(slice(r0, min(r0 + tall, self.n)))
-            here = found[:, r0 : r0 + tall]
+        for rows in self.strips():
+            row, col, positive = self.own(rows)
+            here = found[:, rows]
             for place, by in enumerate((each[col], one[col], each[col] * positive, one[col] * positive)):
                 here[place].index_add_(0, row, by)
         own, owns, positive, positives = found
@@ -290,7 +285,7 @@ class Tiles:
         place, *_, found, slope = self.more
         slope = descend_(slope.clone(), found.clone(), self.spec.similarity)
         pulls = TileGradients(self)
-        for here, cols, at in self._bands(place, slope):
+        for here, cols, at in self._bands(place):
             if cols is None:
                 pulls.few(here, at, slope[here])
             else:
@@ -298,21 +293,17 @@ class Tiles:
                 pulls.product(here, cols, tile, 1.0)
         return pulls.found()[:2]
 
-    def _bands(self, place: Tensor, slope: Tensor | None = None) -> Iterator[tuple[slice, slice | None, Tensor]]:
+    def _bands(self, place: Tensor) -> Iterator[tuple[slice, slice | None, Tensor]]:
         """Slices of rows with the range of their columns, and positions within it; no range if columns are gathered.
 
-        Distances of near rows, which are float64, need differences of rows. Skips bands whose `slope` [n, P] is 0.
+        Distances of near rows, which are float64, need differences of rows.
         """
         number = place.shape[1]
-        gathers = number <= FEW or (self.spec.similarity > 0 and self.x.dtype == torch.float64)
+        gathers = number == 0 or (self.spec.similarity > 0 and self.x.dtype == torch.float64)
         step = max(1, GATHER // max(1, number * self.x.shape[1]))
-        tall = step if gathers else BAND
-        starts = range(0, self.n, tall)
-        live = [True] * len(starts) if slope is None or not number else _in_bands(slope, tall).any(dim=1).tolist()
-        sides = () if gathers else _in_bands(place, tall).aminmax(dim=1)
-        bounds = zip(*(x.tolist() for x in sides), strict=True) if sides else [(0, self.m)] * len(starts)
-        for r0, (low, high) in compress(zip(starts, bounds, strict=True), live):
-            here = slice(r0, min(r0 + tall, self.n))
+        for r0 in range(0, self.n, step if gathers else BAND):
+            here = slice(r0, min(r0 + (step if gathers else BAND), self.n))
+            low, high = (0, self.m) if gathers else (int(x) for x in place[here].aminmax())
             if not gathers and high - low < max(4 * BAND, 16 * number):
                 yield here, slice(low, high + 1), place[here] - low
                 continue
@@ -382,9 +373,3 @@ def _extend(x: Tensor, times: float) -> Tensor:
     """Rows (2x, -1, -|x|²) or columns (y, |y|², 1), so that their product is -|x - y|²."""
     norm, one = (x * x).sum(dim=1, keepdim=True), torch.ones_like(x[:, :1])
     return torch.cat([times * x, -one, -norm] if times == 2.0 else [x, norm, one], dim=1)
-
-
-def _in_bands(x: Tensor, tall: int) -> Tensor:
-    """Entries [bands, tall·P] of bands of `tall` rows of x [n, P]; copies of the last row fill the last band."""
-    filled = torch.cat([x, x[-1:].expand(-len(x) % tall, -1)]) if len(x) % tall else x.contiguous()
-    return filled.view(-1, tall * x.shape[1])

@@ -9,7 +9,7 @@ Engines and `explain` use the same problems, so a loss value and its explanation
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
@@ -175,10 +175,6 @@ class Grouping(Part, ABC):
     @abstractmethod
     def split(self, product: Product, pairs: ScoredPairs) -> Problems:
         """Split the pairs into the problems to solve."""
-
-    def blocks(self, product: Product, pairs: ScoredPairs, most: int) -> Iterator[Problems]:
-        """The problems of a strip, in parts of at most `most` entries if each pair has several members (triplets)."""
-        yield self.split(product, pairs)
 
     def streams(self, problems: Problems) -> tuple[Stream, ...]:
         """One stream per problem, for groups that span the whole batch."""

@@ -6,8 +6,6 @@ group. So both losses are ordinary products: the pair loss says how much one ref
 size sums these counts, and `terms` forms the quotient.
 """
 
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor
 
@@ -33,22 +31,19 @@ class Ranking(ByPositive, swift=True):
     per_anchor = True
     strips = True
 
-    def blocks(self, product: Product, pairs: ScoredPairs, most: int) -> Iterator[Problems]:
+    def split(self, product: Product, pairs: ScoredPairs) -> Problems:
         real, place = positives(pairs)
         counts = over(real.to(pairs.scores.dtype), total(pairs.positive, pairs.scores)[:, None])
-        step = max(1, most // max(1, pairs.scores.numel()))
-        for first in range(0, real.shape[1], step):
-            chosen = slice(first, first + step)
-            ahead = pairs.scores[:, None, :] - pairs.scores.gather(1, place[:, chosen])[:, :, None]
-            there = real[:, chosen, None] > 0
-            yield (
-                _each(product.over_positive, product.positive(ahead, +1), pairs.positive, there, counts[:, chosen]),
-                _each(product.over_negative, product.negative(ahead, -1), pairs.negative, there, counts[:, chosen]),
-            )
+        ahead = pairs.scores[:, None, :] - pairs.scores.gather(1, place)[:, :, None]
+        there = real[:, :, None] > 0
+        return (
+            _each(product.over_positive, product.positive(ahead, +1), pairs.positive, there, counts),
+            _each(product.over_negative, product.negative(ahead, -1), pairs.negative, there, counts),
+        )
 
     def terms(self, product: Product, pairs: ScoredPairs, problems: Problems, values: Values) -> tuple[Terms, ...]:
         counts = problems[0].counts
-        assert counts is not None  # noqa: S101 - set by `blocks`
+        assert counts is not None  # noqa: S101 - set by `split`
         near, far = (_sums(*each).reshape(counts.shape) for each in zip(problems, values, strict=True))
         near = near + 0.5
         return (Terms(far / (near + far), counts),)

@@ -5,8 +5,7 @@ instead of s_an. Positive pairs are gathered into P columns, with P the maximum 
 instead of n·m².
 """
 
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +17,7 @@ from nearfar._utils.tensors import hidden, mask_of, readable
 from nearfar.groups._groupings import Grouping, Problem, Problems, Product, Values
 from nearfar.links import Terms
 from nearfar.miners import ScoredPairs
+from nearfar.relations.layout import NOWHERE, POSITION, POSITIVE
 from nearfar.relations.relation import Relation
 
 Compare = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -118,28 +118,9 @@ class Rule(Part, swift=True):
         found: float | None = getattr(self.keep, "band", None)
         return found
 
-    def all(self, product: Product, pairs: ScoredPairs) -> tuple[Tensor, Tensor]:
-        """Losses and measure [n, P, m] of every triplet of the batch."""
+    def all(self, product: Product, pairs: ScoredPairs) -> tuple[Tensor, Tensor, Tensor]:
+        """Losses and measure [n, P, m] of every triplet, and the measure [n, P] of the positive pairs."""
         real, place = positives(pairs)
-        return self.some(product, pairs, real, place, self.ranks(pairs), 0)
-
-    def ranks(self, pairs: ScoredPairs) -> Tensor | None:
-        """Hardness rank [n, m] of each negative pair, if the rule is balanced; else None."""
-        return hardness(pairs) if self.balanced else None
-
-    def some(
-        self, product: Product, pairs: ScoredPairs, real: Tensor, place: Tensor, ranks: Tensor | None, first: int
-    ) -> tuple[Tensor, Tensor]:
-        """Losses and measure [n, p, m] of the triplets of a few positive pairs per row.
-
-        Args:
-            product: the factors of the loss.
-            pairs: scores and measures of all pairs.
-            real: [n, p] measure of the positive pairs; 0 for padding.
-            place: [n, p] their columns.
-            ranks: see `ranks`.
-            first: index of the first of these positive pairs within its row.
-        """
         s_ap = pairs.scores.gather(1, place)[:, :, None]
         if self.wants_reference and pairs.relation.anchors == "representatives":
             raise ValueError(
@@ -151,22 +132,10 @@ class Rule(Part, swift=True):
             measure = real[:, :, None] & pairs.negative[:, None, :]
         else:
             measure = real[:, :, None].to(score.dtype) * pairs.negative[:, None, :]
-        if ranks is not None:
-            turn = torch.arange(first, first + measure.shape[1], device=measure.device)[None, :, None]
-            measure = _where(measure, ranks[:, None, :] == turn)
-        return product.negative(score, -1), self._kept(score, measure)
-
-    def parts(self, product: Product, pairs: ScoredPairs, most: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Losses and measure [n, p, m] of all triplets, and the measure [n, p] of the positive pairs, in parts.
-
-        Each part contains so many positive pairs p per row that n·p·m <= `most`.
-        """
-        real, place = positives(pairs)
-        ranks = self.ranks(pairs)
-        step = max(1, most // max(1, pairs.scores.numel()))
-        for first in range(0, real.shape[1], step):
-            chosen = slice(first, first + step)
-            yield *self.some(product, pairs, real[:, chosen], place[:, chosen], ranks, first), real[:, chosen]
+        if self.balanced:
+            turn = torch.arange(measure.shape[1], device=measure.device)[None, :, None]
+            measure = _where(measure, hardness(pairs)[:, None, :] == turn)
+        return product.negative(score, -1), self._kept(score, measure), real
 
     def listed(
         self, product: Product, pairs: ScoredPairs, triplets: tuple[Tensor, Tensor, Tensor], *, at: At = index
@@ -212,6 +181,9 @@ def widest(relation: Relation) -> int:
     limit = relation.width(empty)
     if not readable(empty) or not limit:
         return limit
+    layout = relation.layout()
+    if layout is not None and layout.itself in (NOWHERE, POSITION) and limit == relation.shape[1] and relation.shape[0]:
+        return int(layout.ranked().count(POSITIVE, own=layout.itself == POSITION).amax())
     tall = max(1, 2**20 // relation.shape[1])
     strips = (relation.tile(slice(i, i + tall), slice(None)).positive for i in range(0, relation.shape[0], tall))
     return max((relation.width(positive) for positive in strips), default=0)
@@ -225,10 +197,6 @@ class ByPositive(Grouping):
     def depth(self, relation: Relation) -> int:
         """Number of positives per row in the dense engine, which holds n x depth x m numbers."""
         return widest(relation)
-
-    def split(self, product: Product, pairs: ScoredPairs) -> Problems:
-        (problems,) = self.blocks(product, pairs, sys.maxsize)
-        return problems
 
 
 class _OfTriplets(ByPositive):
@@ -246,15 +214,15 @@ class Positive(_OfTriplets, swift=True):
     strips = True
     scope = "positive"
 
-    def blocks(self, product: Product, pairs: ScoredPairs, most: int) -> Iterator[Problems]:
-        for losses, measure, real in self.rule.parts(product, pairs, most):
-            # the weight of the positive pair counts in the reduction, not in its group
-            shape = tuple(losses.shape)
-            if real.dtype != torch.bool:
-                measure = _where(pairs.negative[:, None, :].expand(shape), measure > 0)
-            flat = (-1, losses.shape[-1])
-            problem = Problem(product.over_negative, losses.reshape(flat), measure.reshape(flat), shape, counts=real)
-            yield (problem,)
+    def split(self, product: Product, pairs: ScoredPairs) -> Problems:
+        losses, measure, real = self.rule.all(product, pairs)
+        # the weight of the positive pair counts in the reduction, not in its group
+        shape = tuple(losses.shape)
+        if real.dtype != torch.bool:
+            measure = _where(pairs.negative[:, None, :].expand(shape), measure > 0)
+        flat = (-1, losses.shape[-1])
+        problem = Problem(product.over_negative, losses.reshape(flat), measure.reshape(flat), shape, counts=real)
+        return (problem,)
 
     def terms(self, product: Product, pairs: ScoredPairs, problems: Problems, values: Values) -> tuple[Terms, ...]:
         counts = problems[0].counts
@@ -271,16 +239,8 @@ class Triplets(_OfTriplets, swift=True):
 
     def split(self, product: Product, pairs: ScoredPairs) -> Problems:
         if pairs.triplets is None:
-            losses, measure = self.rule.all(product, pairs)
+            losses, measure, _ = self.rule.all(product, pairs)
         else:
             losses, measure = self.rule.listed(product, pairs, pairs.triplets)
-        return (_together(product, losses, measure),)
-
-    def blocks(self, product: Product, pairs: ScoredPairs, most: int) -> Iterator[Problems]:
-        for losses, measure, _ in self.rule.parts(product, pairs, most):
-            yield (_together(product, losses, measure),)
-
-
-def _together(product: Product, losses: Tensor, measure: Tensor) -> Problem:
-    """A problem with one group of all triplets."""
-    return Problem(product.over_negative, losses.reshape(1, -1), measure.reshape(1, -1), tuple(losses.shape))
+        shape = tuple(losses.shape)
+        return (Problem(product.over_negative, losses.reshape(1, -1), measure.reshape(1, -1), shape),)

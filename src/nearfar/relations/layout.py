@@ -7,7 +7,6 @@ or column says so, if both are the same sample, or if its weight is 0.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -21,8 +20,6 @@ __all__ = ["ID", "NEGATIVE", "NOWHERE", "POSITION", "POSITION_THEN_ID", "POSITIV
 NOWHERE, POSITION, ID, POSITION_THEN_ID = range(4)  # how a row and a column are recognized as the same sample
 POSITIVE, NEGATIVE = 1, 2  # bits of a flag: the row, or column, may be part of a positive, or negative, pair
 Both = tuple[Tensor, Tensor]  # one tensor for rows and one for columns
-Pairs = tuple[Tensor, Tensor, Tensor, Tensor]
-"""Start of each row's pairs [n + 1], their rows [k] and columns [k], and which are positive [k]."""
 
 
 class Narrow(NamedTuple):
@@ -51,11 +48,14 @@ class Layout:
     # [n] the group of an outer problem that each row belongs to, such as its sample; None if not needed
     groups: Tensor | None = None
 
+    def ranked(self) -> Layout:
+        """The layout with labels as int32 ranks, which `count` needs; reads nothing."""
+        return self._with(labels=rank(*self.labels))
+
     def code(self) -> Layout:
         """The layout with labels and ids as int32 ranks and weights as float32, for kernels; reads nothing."""
-        found = {"labels": rank(*self.labels), "ids": None if self.ids is None else rank(*self.ids)}
         weights = None if self.weights is None else tuple(x.detach().float() for x in self.weights)
-        return self._with(**found, weights=weights)
+        return self.ranked()._with(ids=None if self.ids is None else rank(*self.ids), weights=weights)
 
     def turn(self) -> Layout:
         """The layout with rows and columns exchanged; not for `POSITION_THEN_ID`, which looks at the first columns."""
@@ -85,7 +85,7 @@ class Layout:
     def count(self, bit: int, *, own: bool = False, weighed: bool = False) -> Tensor:
         """Count each row's POSITIVE or NEGATIVE members, or with `weighed` sum their weights, [n] float64.
 
-        With `own` the first columns are the rows, and a row is not its own positive.
+        Labels are ranks (`ranked`). With `own` the first columns are the rows, and a row is not its own positive.
         """
         (row, col), able = self.labels, []
         for side, codes in enumerate(self.labels):
@@ -199,7 +199,6 @@ class Layout:
         return mine if rows is None else mine[rows], theirs if cols is None else theirs[cols]
 
 
-LISTED = 2**22  # maximum number of pairs that are listed at once; longer lists are made strip by strip
 APART = -3  # the code of a column that is positive for no row
 
 
@@ -227,22 +226,12 @@ class Sorted:
         samples, weights = (None if x is None else (x[0][share], x[1]) for x in (self.samples, self.weights))
         return replace(self, rows=rows, start=start, end=end, samples=samples, weights=weights, symmetric=False)
 
-    @cached_property
-    def flat(self) -> Pairs | None:
-        """Start of each row's pairs that are not negative [n + 1], and these pairs as `list_own`; None if many."""
-        count = self.end - self.start
-        if not len(count) or int(count.amax()) * len(count) > LISTED:
-            return None
-        edges = torch.cat([count.new_zeros(1), count.cumsum(0)])
-        return edges, *list_own(self.start, self.end, self.listed, self.samples)
-
     def narrow(self, most: int) -> Narrow | None:
         """The positive pairs of each row, gathered; None if, with padding, there are more than `most`."""
         n, own = len(self.start), self.end - self.start
         if not n or int(own.amax()) * n > most:
             return None
-        flat = self.flat
-        row, col, positive = flat[1:] if flat else list_own(self.start, self.end, self.listed, self.samples)
+        row, col, positive = list_own(self.start, self.end, self.listed, self.samples)
         row, col = row[positive], col[positive]
         count = torch.bincount(row, minlength=n)
         within = ranges(torch.zeros_like(count), count)[1]
@@ -258,18 +247,15 @@ class Sorted:
         return Narrow(place, torch.where(real, self.weights[0][:, None] * self.weights[1][place], 0.0))
 
     def tensors(self) -> list[Tensor]:
-        """The tensors of `flat`, or start and end; then those that `given` names."""
-        more = (None, None, self.weights) if self.flat else (self.listed, self.samples, self.weights)
-        first = self.flat or (self.start, self.end)
-        return [*first, *(x for pair in more if pair is not None for x in pair)]
+        """Start and end, then the tensors that `given` names."""
+        pairs = (self.listed, self.samples, self.weights)
+        return [self.start, self.end, *(x for pair in pairs if pair is not None for x in pair)]
 
     @property
     def given(self) -> int:
-        """Which of `tensors` are present: bits 1 listed, 2 samples, 4 weights, 8 flat."""
-        if self.flat:
-            return 8 + 4 * (self.weights is not None)
-        more = (self.listed, self.samples, self.weights)
-        return sum(bit for bit, pair in zip((1, 2, 4), more, strict=True) if pair is not None)
+        """Which of `tensors` are present besides start and end: bits 1 listed, 2 samples, 4 weights."""
+        pairs = (self.listed, self.samples, self.weights)
+        return sum(bit for bit, pair in zip((1, 2, 4), pairs, strict=True) if pair is not None)
 
 
 def list_own(start: Tensor, end: Tensor, listed: Both | None, samples: Both | None) -> tuple[Tensor, Tensor, Tensor]:
