@@ -40,7 +40,7 @@ def windowed(miner, relation, pairs):
         if tile.mirrored:
             kept[tile.cols, tile.rows] = theirs.T
     weight = torch.ones_like(kept) if work.weights is None else torch.outer(*work.weights)
-    positive = torch.zeros_like(kept).scatter_add_(1, call.narrow.place, call.measure.to(kept.dtype))
+    positive = torch.zeros_like(kept).scatter_add_(1, call.positives.place, call.measure.to(kept.dtype))
     back = call.at.argsort()
     return positive[back][:, back], (kept * weight)[back][:, back]
 

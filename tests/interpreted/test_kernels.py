@@ -248,7 +248,7 @@ def test_positive_pairs_may_be_folded(name, monkeypatch):
     monkeypatch.setattr("nearfar.engines.rows.GATHERED", (0, 0))
     loss, given = LOSSES[name](), everything() if name in ("SupCon", "DroKL", "learned") else plain()
     rows, cols = loss.product.similarity.prepared(given.rows, given.cols)
-    assert called(loss.product, given, rows, cols).narrow is None
+    assert called(loss.product, given, rows, cols).gathered is None
     same(loss, given)
 
 
@@ -434,10 +434,10 @@ def test_operators_are_registered_soundly():
     call = called(L.SupCon().product, given, given.rows, given.cols)
     spec, _ = call.spec(call.product.negative, "all", sums=AROUND)
     rows, cols = given.rows.requires_grad_(), given.cols.requires_grad_()
-    single, pairs, place = replace(spec, given=0), call.pairs, call.narrow.place
+    single, pairs, place = replace(spec, given=0), call.pairs, call.positives.place
     far = replace(single, similarity=1)
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
-    near, real = call.near.detach().requires_grad_(), call.narrow.measure.float()
+    near, real = call.near.detach().requires_grad_(), call.positives.measure.float()
     rest = [torch.zeros_like(x) for x in (rows, cols)]
     for operator, numbers, *args in (
         (operators.fold, spec, rows, cols, None, None, None, pairs),

@@ -92,7 +92,7 @@ def rebuilt(relation):
     weight = torch.ones(len(rows), len(cols))
     if found.weights is not None:
         weight = found.weights[0][:, None] * found.weights[1].float()
-    narrow = found.narrow(n * m)
+    narrow = found.positives(n * m)
     if narrow is not None:
         gathered = torch.zeros(len(rows), len(cols))
         gathered.scatter_add_(1, narrow.place, narrow.measure.float())
@@ -125,7 +125,7 @@ def test_a_layout_counts_and_gathers_what_the_masks_tell(name, coded):
     if "two labels" not in name:
         assert torch.equal(layout.has_negative(), (whole.negative > 0).any(dim=1))
     runs = layout.runs()
-    narrow = layout.narrow(runs, int((runs[2] - runs[1]).amax()))
+    narrow = layout.positives(runs, int((runs[2] - runs[1]).amax()))
     gathered = torch.zeros(relation.shape).scatter_add_(1, narrow.place, narrow.measure.float())
     assert torch.equal(gathered, whole.positive.float())
 

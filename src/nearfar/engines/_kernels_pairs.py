@@ -80,7 +80,7 @@ def near_back(X, Y, REST_X, REST_Y, PLACE, SLOPE, DX, DY, n, P, D, FAR: tl.const
 
 @triton.jit
 def collect(X, Y, NX, NY, RY, CY, RF, CF, RI, CI, RW, CW, FLOOR, OFFSET, LEVEL, TOPS, COUNT, FOUND, TIES,
-            n, m, r0, c0, H, W, most, most_ties, a, b, k, scale, center, power,
+            n, m, r0, c0, H, W, a, b, k, scale, center, power, most, most_ties,
             D: tl.constexpr, SIM: tl.constexpr, PREC: tl.constexpr, SHAPE: tl.constexpr, POWER: tl.constexpr,
             ITSELF: tl.constexpr, FLAGS: tl.constexpr, WEIGHTS: tl.constexpr, EVEN: tl.constexpr, SIDE: tl.constexpr,
             LEARNED: tl.constexpr, HALF: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,

@@ -14,7 +14,7 @@ __all__ = ["fold_triplets", "weigh_triplets"]
 
 @triton.jit
 def fold_triplets(X, Y, NX, NY, RY, CY, RF, CF, RI, CI, RW, CW, FLOOR, OFFSET, NEAR, REAL, ROWS,
-                  n, m, P, r0, c0, H, W, a, b, k, scale, center, power, low, high,
+                  n, m, r0, c0, H, W, a, b, k, scale, center, power, P, low, high,
                   D: tl.constexpr, SIM: tl.constexpr, PREC: tl.constexpr, SHAPE: tl.constexpr, POWER: tl.constexpr,
                   ITSELF: tl.constexpr, FLAGS: tl.constexpr, WEIGHTS: tl.constexpr, EVEN: tl.constexpr,
                   LEARNED: tl.constexpr, BAND: tl.constexpr, DROP: tl.constexpr, STEP: tl.constexpr, BM: tl.constexpr,
@@ -73,7 +73,7 @@ def _triplets(z, l, negative, low, high, BAND: tl.constexpr, DROP: tl.constexpr)
 
 @triton.jit
 def weigh_triplets(X, Y, NX, NY, RY, CY, RF, CF, RI, CI, RW, CW, FLOOR, OFFSET, NEAR, REAL, COEF, G, ROWS, COLS,
-                   n, m, P, r0, c0, H, W, a, b, k, scale, center, power, low, high,
+                   n, m, r0, c0, H, W, a, b, k, scale, center, power, P, low, high,
                    D: tl.constexpr, SIM: tl.constexpr, PREC: tl.constexpr, SHAPE: tl.constexpr, POWER: tl.constexpr,
                    ITSELF: tl.constexpr, FLAGS: tl.constexpr, WEIGHTS: tl.constexpr, EVEN: tl.constexpr,
                    LEARNED: tl.constexpr, BAND: tl.constexpr, DROP: tl.constexpr, FAR: tl.constexpr, STEP: tl.constexpr,

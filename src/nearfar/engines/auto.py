@@ -124,7 +124,7 @@ class Way:
             leaves = (x, None if square else y, *params) if learns else ()
             gradients = gradient(value, leaves, grad_output, materialize_grads=True)
             gradients = [z if z is None else self.ranks.sum(z) for z in gradients]
-        return value.detach(), gradients or [None] * len(inputs), *had
+        return value.detach(), gradients or [None] * len(inputs), had[0], had[1]
 
     def _strips(
         self, rows: Tensor, cols: Tensor, wants: tuple[bool, ...], grad_output: Tensor | None

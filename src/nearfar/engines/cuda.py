@@ -4,13 +4,13 @@ A strip of G = dF/d⟨x, y⟩ is written in the dtype of the products, and two m
 n x m matrix is never held. On a CPU the kernels run under Triton's interpreter (TRITON_INTERPRET=1), which tests use.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from nearfar.engines.launch import Launch, Strip, on_device
+from nearfar.engines.launch import Area, Launch, on_device
 from nearfar.engines.spec import AROUND, BELOW_TOP, MOMENTS, POWER, fold_outputs
 
 __all__ = ["Kernels"]
@@ -32,18 +32,16 @@ class Kernels(Launch):
             return self._triplets()
         from nearfar.engines._kernels import fold
 
-        spec, states = self.spec, States(self)
-        live = self._live()
-        for strip in self.strips(STATES * self.blocks["BM"] // (2 * states.number), half=bool(spec.half)):
-            rows, cols = states.empty(strip)
+        spec, states, live, mined = self.spec, States(self), self._live(), int(self.floor is not None)
+        for area in self.areas(STATES * self.blocks["BM"] // (2 * states.number), half=bool(spec.half)):
+            rows, cols = states.empty(area)
             self.start(
-                fold, strip, live, rows, cols, self.n, self.m, *strip.where, *self.numbers(), spec.high, spec.level,
-                1 / spec.gamma, spec.about, SIDE=spec.side, MINED=int(self.floor is not None), HALF=spec.half,
-                DROP=spec.drop, EXP=spec.sums, MARK=int(len(live) > 0), **states.kept,
+                fold, area, (live, rows, cols), spec.high, spec.level, 1 / spec.gamma, spec.about, SIDE=spec.side,
+                MINED=mined, HALF=spec.half, DROP=spec.drop, EXP=spec.sums, MARK=int(len(live) > 0), **states.kept,
             )  # fmt: skip
-            states.add(rows, strip.r0)
+            states.add(rows, area.r0)
             if spec.half:
-                states.add(cols, strip.c0)
+                states.add(cols, area.c0)
         return [*states.outputs(), self.empty(0), live, self.empty(0), self.empty(0)]
 
     def _live(self) -> Tensor:
@@ -66,43 +64,40 @@ class Kernels(Launch):
         coef = torch.where(norm == 0, 0.0, pull / unit / torch.where(norm == 0, 1.0, norm)).float().contiguous()
         learned = self.rows.new_zeros((), dtype=torch.float64)
         gradients = KernelGradients(self)
-        for strip in self.strips(STRIP, half=bool(spec.half), least=TALL):
-            g, rows, cols = gradients.empty(strip, zero=bool(spec.half or len(live)))
-            learn = self.empty(strip.wide, strip.high if self.offset is not None else 0).zero_()
+        for area in self.areas(STRIP, half=bool(spec.half), least=TALL):
+            g, rows, cols = gradients.empty(area, zero=bool(spec.half or len(live)))
+            learn = self.empty(area.wide, area.high if self.offset is not None else 0).zero_()
             self.start(
-                weigh, strip, live, level, coef, g, rows, cols, learn, self.n, self.m, *strip.where, *self.numbers(),
-                spec.high, spec.level, 1 / spec.gamma, spec.about, spec.first, spec.second, MARK=int(len(live) > 0),
-                SIDE=spec.side, MINED=int(self.floor is not None),
-                HALF=spec.half, DROP=spec.drop, EXP=spec.sums, FAR=int(self.far),
+                weigh, area, (live, level, coef, g, rows, cols, learn), spec.high, spec.level, 1 / spec.gamma,
+                spec.about, spec.first, spec.second, SIDE=spec.side, MINED=int(self.floor is not None), HALF=spec.half,
+                DROP=spec.drop, EXP=spec.sums, FAR=int(self.far), MARK=int(len(live) > 0),
             )  # fmt: skip
-            gradients.add(strip, g, rows, cols)
+            gradients.add(area, g, rows, cols)
             learned = learned + learn.sum(dtype=torch.float64) if self.offset is not None else learned
         by_row, by_col = gradients.found(unit)
         return by_row, by_col, (learned * unit * (spec.by_offset / spec.a)).to(self.rows.dtype)
 
-    def maxima(self) -> Iterator[tuple[Strip, Tensor, Tensor, Tensor, Tensor]]:
+    def maxima(self) -> Iterator[tuple[Area, Tensor, Tensor, Tensor, Tensor]]:
         """By strips: the largest loss of each row in each tile, and its column; if symmetric, the same of columns."""
         from nearfar.engines._kernels import hardest
 
         spec = self.spec
-        for strip in self.strips(STATES * self.blocks["BM"] // 4, half=bool(spec.half)):
-            shapes = (strip.wide, strip.high), (strip.tall, strip.width if spec.half == 1 else 0)
+        for area in self.areas(STATES * self.blocks["BM"] // 4, half=bool(spec.half)):
+            shapes = (area.wide, area.high), (area.tall, area.width if spec.half == 1 else 0)
             tops, turned = (self.empty(*shape) for shape in shapes)
             if spec.half:  # tiles below the diagonal are not written
                 tops, turned = tops.fill_(-torch.inf), turned.fill_(-torch.inf)
             places, turned_places = (self.empty(*shape, dtype=torch.int32) for shape in shapes)
-            self.start(
-                hardest, strip, tops, places, turned, turned_places, self.n, self.m, *strip.where, *self.numbers(),
-                spec.high, SIDE=spec.side, MINED=int(self.floor is not None), HALF=spec.half,
-            )  # fmt: skip
-            yield strip, tops, places, turned, turned_places
+            tensors, mined = (tops, places, turned, turned_places), int(self.floor is not None)
+            self.start(hardest, area, tensors, spec.high, SIDE=spec.side, MINED=mined, HALF=spec.half)
+            yield area, tops, places, turned, turned_places
 
     def hardest(self) -> tuple[Tensor, Tensor, Tensor]:
         """The largest loss of each row (-inf without pairs), and the column of one of its largest losses."""
         best = self.empty(len(self.x)).fill_(-torch.inf)
         place = self.empty(len(self.x), dtype=torch.int64).zero_()
-        for strip, mine, at_mine, turned, at_turned in self.maxima():
-            for tops, places, first in ((mine, at_mine, strip.r0), (turned, at_turned, strip.c0)):
+        for area, mine, at_mine, turned, at_turned in self.maxima():
+            for tops, places, first in ((mine, at_mine, area.r0), (turned, at_turned, area.c0)):
                 if not tops.numel():
                     continue
                 here = slice(first, first + tops.shape[1])
@@ -118,33 +113,27 @@ class Kernels(Launch):
 
         Ends with -1; reads their number. Empty if more than `MANY` times `count` lie above the level.
         """
+        from nearfar.engines._kernels_pairs import collect
+
         most = min(MANY * count, self.n * self.m)
         best, tops = self.empty(0), []
-        for strip, top, *_ in self.maxima():
+        for area, top, *_ in self.maxima():
             every = torch.cat([best, top.reshape(-1)])
             best = every.topk(min(count, len(every))).values
-            tops.append((strip, top.view(strip.wide, strip.tall, -1).amax(dim=2).T.contiguous()))
+            tops.append((area, top.view(area.wide, area.tall, -1).amax(dim=2).T.contiguous()))
         # with fewer tiles than requested pairs, the level is below all losses
         level = best.amin() if len(best) == count else best.new_full((), -torch.inf)
         level = level.clamp_min(torch.finfo(level.dtype).min)
         number = self.empty(2, dtype=torch.int32).zero_()
         places = self.empty(most + count, dtype=torch.int64).fill_(-1)
-        for strip, top in tops:
-            self.collect(strip, level, top, (number, places[:most], places[most:]), (most, count))
+        for area, top in tops:
+            tensors = (level, top, number, places[:most], places[most:])
+            self.start(collect, area, tensors, most, count, SIDE=self.spec.side, HALF=self.spec.half)
         above, equal = number.tolist()
         if above > most:
             return places[:0].clone()
         # kernels write in an order that is not that of the pairs
         return places.sort(descending=True).values[: above + min(equal, count)].clone()
-
-    def collect(self, strip: Strip, level: Tensor, tops: Tensor, into: Sequence[Tensor], most: Sequence[int]) -> None:
-        """Collect the positions of all losses of a strip that reach a level; see the kernel."""
-        from nearfar.engines._kernels_pairs import collect
-
-        self.start(
-            collect, strip, level, tops, *into, self.n, self.m, *strip.where, *most, *self.numbers(),
-            SIDE=self.spec.side, HALF=self.spec.half,
-        )  # fmt: skip
 
     def _triplets(self) -> list[Tensor]:
         """Fold the triplets of each row."""
@@ -152,13 +141,13 @@ class Kernels(Launch):
 
         spec, (scores, real, step) = self.spec, self._steps()
         found = self.empty(scores.shape[1] + 3, len(self.x), dtype=torch.float64)
-        for strip in self.strips(STATES * self.blocks["BM"] // len(found), half=False):
-            states = self.empty(len(found), strip.wide, strip.high)
+        for area in self.areas(STATES * self.blocks["BM"] // len(found), half=False):
+            states = self.empty(len(found), area.wide, area.high)
             self.start(
-                fold_triplets, strip, scores, real, states, self.n, self.m, scores.shape[1], *strip.where,
-                *self.numbers(), spec.low, spec.high, BAND=spec.band, DROP=spec.drop, STEP=step,
+                fold_triplets, area, (scores, real, states), scores.shape[1], spec.low, spec.high, BAND=spec.band,
+                DROP=spec.drop, STEP=step,
             )  # fmt: skip
-            found[:, strip.r0 : strip.r0 + strip.high] = states.sum(dim=1, dtype=torch.float64)
+            found[:, area.r0 : area.r0 + area.high] = states.sum(dim=1, dtype=torch.float64)
         first, pulls = found[:3, : self.n], found[3 : 3 + self.more[0].shape[1], : self.n].T.float().contiguous()
         none = [torch.zeros_like(x) for x in first]
         return [*(x.clone() for x in first), *none, pulls, *(self.empty(0) for _ in range(3))]
@@ -170,14 +159,13 @@ class Kernels(Launch):
         pull = self.more[-1]
         spec, unit, gradients = self.spec, self._unit(pull), KernelGradients(self)
         coef, (scores, real, step) = (pull / unit).float().contiguous(), self._steps()
-        for strip in self.strips(STRIP, half=False, least=TALL):
-            g, rows, cols = gradients.empty(strip, zero=False)
+        for area in self.areas(STRIP, half=False, least=TALL):
+            g, rows, cols = gradients.empty(area, zero=False)
             self.start(
-                weigh_triplets, strip, scores, real, coef, g, rows, cols, self.n, self.m, scores.shape[1],
-                *strip.where, *self.numbers(), spec.low, spec.high, BAND=spec.band, DROP=spec.drop,
-                FAR=int(self.far), STEP=step,
+                weigh_triplets, area, (scores, real, coef, g, rows, cols), scores.shape[1], spec.low, spec.high,
+                BAND=spec.band, DROP=spec.drop, FAR=int(self.far), STEP=step,
             )  # fmt: skip
-            gradients.add(strip, g, rows, cols)
+            gradients.add(area, g, rows, cols)
         return *gradients.found(unit), self.rows.new_zeros(())
 
     def _steps(self) -> tuple[Tensor, Tensor, int]:
@@ -255,13 +243,13 @@ class States:
             state[2].fill_(torch.inf)
         return state
 
-    def empty(self, strip: Strip) -> tuple[Tensor, Tensor]:
+    def empty(self, area: Area) -> tuple[Tensor, Tensor]:
         """Buffers for a strip: row states [states, tiles, rows], and column states if pairs are symmetric."""
-        rows = self.work.empty(self.number, strip.wide, strip.high)
+        rows = self.work.empty(self.number, area.wide, area.high)
         if not self.work.spec.half:
             return rows, rows
         # tiles below the diagonal are not written
-        return self._nothing(rows), self._nothing(self.work.empty(self.number, strip.tall, strip.width))
+        return self._nothing(rows), self._nothing(self.work.empty(self.number, area.tall, area.width))
 
     def add(self, state: Tensor, first: int) -> None:
         """Merge the states [states, tiles, rows] of the rows from `first` on into the accumulated ones."""
@@ -309,19 +297,19 @@ class KernelGradients:
         self.row_sums = work.empty(len(work.x) if self.far else 0).zero_()
         self.col_sums = self.row_sums if work.square else work.empty(len(work.y) if self.far else 0).zero_()
 
-    def empty(self, strip: Strip, *, zero: bool) -> tuple[Tensor, Tensor, Tensor]:
+    def empty(self, area: Area, *, zero: bool) -> tuple[Tensor, Tensor, Tensor]:
         """Buffers for a strip of G, and for its row and column sums by tiles, which are 0 in tiles that write none."""
-        entries = strip.high * strip.width
+        entries = area.high * area.width
         if self.buffer.numel() < entries:
             self.buffer = self.work.empty(entries, dtype=self.work.type)
-        sums = (self.work.empty(strip.wide, strip.high * self.far), self.work.empty(strip.tall, strip.width * self.far))
+        sums = (self.work.empty(area.wide, area.high * self.far), self.work.empty(area.tall, area.width * self.far))
         if zero:
             sums = (sums[0].zero_(), sums[1].zero_())
-        return self.buffer[:entries].view(strip.high, strip.width), *sums
+        return self.buffer[:entries].view(area.high, area.width), *sums
 
-    def add(self, strip: Strip, g: Tensor, row_sums: Tensor, col_sums: Tensor) -> None:
+    def add(self, area: Area, g: Tensor, row_sums: Tensor, col_sums: Tensor) -> None:
         """Back-propagate a strip of dF/d⟨x, y⟩."""
-        rows, cols = slice(strip.r0, strip.r0 + strip.high), slice(strip.c0, None)
+        rows, cols = slice(area.r0, area.r0 + area.high), slice(area.c0, None)
         _add_product(self.rows[rows], g, self.work.y[cols])
         _add_product(self.cols[cols], g.T, self.work.x[rows])
         if self.far:

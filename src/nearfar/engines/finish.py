@@ -170,7 +170,6 @@ def _fold_both(call: OperatorCall, of: UncertaintySet, fold: Fold, *, sign: int)
 
 def _columns(call: OperatorCall, negative: Tensor, has_negative: Tensor) -> tuple[Tensor, Tensor]:
     """Negative values [n, P] of the columns of the positive pairs, and a mask of those with negatives."""
-    assert call.narrow is not None  # noqa: S101 - such links read pairs
     everyone = call.product.everyone
     if not call.symmetric:
         if call.ranks.world > 1:
@@ -178,7 +177,7 @@ def _columns(call: OperatorCall, negative: Tensor, has_negative: Tensor) -> tupl
         side = "all" if everyone else "negative"
         negative, has_negative = _fold_side(call, side, call.product.over_negative, turned=True)
     # with all pairs, the column's group includes the positive pair itself
-    return negative[call.narrow.place], has_negative[call.narrow.place] | everyone
+    return negative[call.positives.place], has_negative[call.positives.place] | everyone
 
 
 # ---------------------------------------------------------------- sets that need more than sums

@@ -26,15 +26,14 @@ SUMS = 2**29  # maximum number of entries of the rows x_a + x_p in the angular l
 
 def finish_triplets(call: OperatorCall) -> Tensor:
     """The mean over all triplets."""
-    assert call.narrow is not None  # noqa: S101 - every positive pair is read
     of, rule = call.product.over_negative, rule_of(call)
     band = {} if rule.keep is None else {"band": 1, "low": -rule.keep.margin, "high": 0.0}
     if call.strips:
         band |= {"half": 0, "full": 1, "whole": int(torch.is_grad_enabled())}
     spec, form = call.spec(call.product.negative, "negative", drop=int(of.zero == "drop"), **band)
-    real = call.narrow.measure.to(call.rows.dtype)
+    real = call.positives.measure.to(call.rows.dtype)
     near = real if call.strips else call.near  # strips take the scores of positives from their tiles
-    vectors = [*call.pairs, call.narrow.place, real]
+    vectors = [*call.pairs, call.positives.place, real]
     total, size, seen, *_ = operators.fold(spec, call.rows, call._columns, form.offset, near, None, vectors)
     call.had["negative"] = seen > 0
     return over(call.gather(total).sum(), call.gather(size).sum() + float(of.zero_member))
@@ -47,17 +46,16 @@ def rule_of(call: OperatorCall) -> Any:
 
 def balanced_triplets(call: OperatorCall) -> Tensor:
     """The mean over triplets of each positive pair and the negative pair of the same rank."""
-    assert call.narrow is not None  # noqa: S101 - each positive pair is read
     if call.given & 4:
         raise RefusalError  # a triplet also has the weight of its negative pair
-    of, positive, width = call.product.over_negative, call.narrow.measure > 0, call.narrow.place.shape[1]
+    of, positive, width = call.product.over_negative, call.positives.measure > 0, call.positives.place.shape[1]
     values, place = _ranked(call, width + 1)
     # equally hard pairs are ranked by their order in the batch
     call.refuse_if(((values[:, 1:] == values[:, :-1]) & (values[:, 1:] > -torch.inf)).any())
     rank = (positive.cumsum(dim=1) - 1).clamp(0, place.shape[1] - 1)
     real = positive & (positive.cumsum(dim=1) <= place.shape[1]) & (values.gather(1, rank) > -torch.inf)
     losses = call.product.negative(call.scores(place.gather(1, rank)) - call.near, -1)
-    weight = call.narrow.measure.double() * real
+    weight = call.positives.measure.double() * real
     weight = weight * ~(losses.detach() <= 0) if of.zero == "drop" else weight
     top = torch.where(weight > 0, losses * weight, 0.0).sum(dim=1)
     return over(call.gather(top).sum(), call.gather(weight.sum(dim=1)).sum())
@@ -65,11 +63,10 @@ def balanced_triplets(call: OperatorCall) -> Tensor:
 
 def hardest_triplet(call: OperatorCall) -> Tensor:
     """The single worst triplet: the largest s_an - s_ap over all anchors."""
-    assert call.narrow is not None  # noqa: S101 - every positive pair is read
     values, place = _ranked(call, 2)
     if call.given & 4:
         raise RefusalError  # tied pairs share the weight by their measure
-    least = torch.where(call.narrow.measure > 0, call.near, torch.inf)
+    least = torch.where(call.positives.measure > 0, call.near, torch.inf)
     pair = least.detach().sort(dim=1)
     score = call.gather(values[:, 0] - pair.values[:, 0])
     best, row = score.max(dim=0)
@@ -100,8 +97,7 @@ def finish_angles(call: OperatorCall) -> Tensor:
 
     l_n = slope·(4t⟨x_a + x_p, x_n⟩ - 2(1+t)⟨x_a, x_p⟩) + zero            n·P rows of m products
     """
-    assert call.narrow is not None  # noqa: S101 - each positive pair is read
-    place, measure = call.narrow.place, call.narrow.measure
+    place, measure = call.positives.place, call.positives.measure
     alone = call.strips or not (call.itself == POSITION_THEN_ID or call.given & 4)
     if not alone or call.product.reduction == "none":
         raise RefusalError  # a row's values are put together by the plain definition
@@ -142,10 +138,10 @@ def finish_angles(call: OperatorCall) -> Tensor:
 
 def finish_drawn(call: OperatorCall) -> Tensor:
     """Losses of a miner that draws as many negatives per anchor as there are positives: a matrix [n, P + K]."""
-    product, miner, narrow = call.product, call.product.miner, call.narrow
-    if narrow is None or miner is None or call.ranks.world > 1 or product.reduction == "none":
+    product, miner, gathered = call.product, call.product.miner, call.gathered
+    if gathered is None or miner is None or call.ranks.world > 1 or product.reduction == "none":
         raise RefusalError
-    wanted = narrow.measure.to(call.rows.dtype).sum(dim=1, keepdim=True)
+    wanted = gathered.measure.to(call.rows.dtype).sum(dim=1, keepdim=True)
     most = min(len(call.layout.labels[1]), max(1, math.ceil(float(wanted.amax()))))
     # one draw per row of the whole batch, as in the dense engine
     spots = torch.rand(call.size, most, dtype=torch.float64, device=call.rows.device)
@@ -159,8 +155,8 @@ def finish_drawn(call: OperatorCall) -> Tensor:
     spec, _ = call.spec(product.negative, "negative", form=PairForm("line", 1.0, 0.0), half=0, full=1)
     place, has = call.work(spec).draw(chance, spots)
     counted = (torch.arange(most, device=spots.device) < wanted) & has[:, None]
-    scores = call.scores(torch.cat([narrow.place, place], dim=1))
-    measure = torch.cat([narrow.measure, torch.zeros_like(counted, dtype=narrow.measure.dtype)], dim=1)
+    scores = call.scores(torch.cat([gathered.place, place], dim=1))
+    measure = torch.cat([gathered.measure, torch.zeros_like(counted, dtype=gathered.measure.dtype)], dim=1)
     drawn = torch.cat([torch.zeros_like(call.near), counted.to(scores.dtype)], dim=1)
     had, relation = (call.had["positive"], call.has_negative()), cast(Any, SimpleNamespace(orders=call.orders))
     pairs = ScoredPairs(

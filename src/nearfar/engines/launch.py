@@ -1,9 +1,8 @@
 """`Launch`: starts Triton kernels over the tiles of a matrix product, with the arguments that all kernels share."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,11 +11,10 @@ from nearfar._utils.tensors import uses_tf32
 from nearfar.engines.spec import LOW, SIDES, Spec
 from nearfar.relations.layout import NEGATIVE, POSITION, POSITIVE, Layout
 
-__all__ = ["Launch", "Strip", "on_device"]
+__all__ = ["Area", "Launch", "on_device"]
 
 
-@dataclass(frozen=True)
-class Strip:
+class Area(NamedTuple):
     """A range of rows and columns: where they begin, how many they are, and how many tiles they fill."""
 
     r0: int
@@ -25,11 +23,6 @@ class Strip:
     width: int
     tall: int
     wide: int
-
-    @property
-    def where(self) -> tuple[int, int, int, int]:
-        """First row, first column, number of rows, number of columns."""
-        return self.r0, self.c0, self.high, self.width
 
 
 class Launch:
@@ -55,6 +48,10 @@ class Launch:
         there = [True, *(bool(spec.given & bit) for bit in (1, 2, 4))]
         self.pairs = [next(left).contiguous() if here else None for here in there for _ in range(2)]
         self.more = list(left)
+        self.far = bool(spec.similarity)
+        """Whether gradients need the row and column sums of dF/d⟨x, y⟩, as they do for distances."""
+        self.counted = self.floor is not None or spec.itself >= 2
+        """Whether members must be counted pair by pair: labels, flags and weights do not determine their number."""
 
     @cached_property
     def x(self) -> Tensor:
@@ -80,9 +77,6 @@ class Launch:
         x = x.detach().to(self.type)
         return torch.nn.functional.pad(x, (0, wide, 0, tall)) if tall or wide else x.contiguous()
 
-    def _given(self) -> tuple[Any, ...]:
-        return (self.x, self.y, *self.norms, *self.pairs, self.floor, self.offset)
-
     def choices(self) -> dict[str, Any]:
         """Compile-time constants common to all kernels."""
         spec = self.spec
@@ -92,24 +86,10 @@ class Launch:
         return {
             "D": self.x.shape[1], "SIM": spec.similarity, "PREC": _precision(self.x), "SHAPE": spec.shape,
             "POWER": power, "ITSELF": 0 if apart else spec.itself, "FLAGS": int(self.pairs[2] is not None),
-            "WEIGHTS": int(self.pairs[6] is not None), "EVEN": int(self.even), "LEARNED": int(self.offset is not None),
+            "WEIGHTS": int(self.pairs[6] is not None), "EVEN": int((len(self.x), len(self.y)) == (self.n, self.m)),
+            "LEARNED": int(self.offset is not None),
             **self.blocks, "GROUP": 8,
         }  # fmt: skip
-
-    @property
-    def even(self) -> bool:
-        """Whether rows and columns fill whole tiles."""
-        return len(self.x) == self.n and len(self.y) == self.m
-
-    @property
-    def far(self) -> bool:
-        """Whether gradients need the row and column sums of dF/d⟨x, y⟩, as they do for distances."""
-        return bool(self.spec.similarity)
-
-    @property
-    def counted(self) -> bool:
-        """Whether members must be counted pair by pair: labels, flags and weights do not determine their number."""
-        return self.floor is not None or self.spec.itself >= 2
 
     def members(self) -> tuple[Tensor, Tensor]:
         """Σ w and number of each row's members, from labels alone; with all pairs, the number of negatives."""
@@ -128,29 +108,28 @@ class Launch:
             return size, size.clone()
         return size, layout.count(bits[0], own=own)
 
-    def numbers(self) -> tuple[float, ...]:
-        """The parameters of the pair loss, in the order of the kernels' arguments."""
-        spec = self.spec
-        return spec.a, spec.b, spec.by_offset, spec.scale, spec.center, spec.power
-
-    def strips(self, entries: int, *, half: bool, least: int = 0) -> Iterator[Strip]:
-        """Strips of whole tiles with about `entries` pairs each, at least `least` rows; half: from the diagonal on."""
+    def areas(self, entries: int, *, half: bool, least: int = 0) -> Iterator[Area]:
+        """Areas of whole tiles with about `entries` pairs each, at least `least` rows; half: from the diagonal on."""
         tall, wide, block = len(self.x), len(self.y), self.blocks["BM"]
         r0 = 0
         while r0 < tall:
             c0 = r0 if half else 0
             high = min(tall - r0, max(block, least // block * block, entries // (wide - c0) // block * block))
-            yield Strip(r0, c0, high, wide - c0, high // block, (wide - c0) // self.blocks["BN"])
+            yield Area(r0, c0, high, wide - c0, high // block, (wide - c0) // self.blocks["BN"])
             r0 += high
 
     def empty(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """An uninitialized tensor on the device of the rows."""
         return torch.empty(shape, dtype=dtype, device=self.x.device)
 
-    def start(self, kernel: Any, strip: Strip, *more: Any, **choices: Any) -> None:
-        """Start a kernel with one program per tile of the strip."""
+    def start(self, kernel: Any, area: Area, tensors: Sequence[Tensor], *numbers: float, **choices: Any) -> None:
+        """Start a kernel with one program per tile of the area; `tensors` and `numbers` are its own arguments."""
+        spec = self.spec
+        given = (self.x, self.y, *self.norms, *self.pairs, self.floor, self.offset, *tensors)
+        sizes = (self.n, self.m, *area[:4])
+        pair = (spec.a, spec.b, spec.by_offset, spec.scale, spec.center, spec.power)
         with on_device(self.x):
-            kernel[(strip.tall * strip.wide,)](*self._given(), *more, **(self.choices() | choices))
+            kernel[(area.tall * area.wide,)](*given, *sizes, *pair, *numbers, **(self.choices() | choices))
 
 
 def _precision(x: Tensor) -> str:

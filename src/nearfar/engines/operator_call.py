@@ -32,16 +32,16 @@ class OperatorCall(Rows):
     def __init__(self, *given: Any, dual: Callable[[Tensor], Tensor] | None = None) -> None:
         super().__init__(*given)
         self.dual = dual
-        self.measure = None if self.narrow is None else self.narrow.measure
+        self.measure = None if self.gathered is None else self.gathered.measure
         self._near: Tensor | None = None
         self.floor: Tensor | None = None
         self.high, self.full = math.inf, 0
         self.stored: list[Tensor] = []
         """Scores of all tiles that the search for the hardest pairs stored for the fold, if they are few."""
-        self.had = {} if self.narrow is None else {"positive": (self.narrow.measure > 0).any(dim=1)}
+        self.had = {} if self.gathered is None else {"positive": (self.gathered.measure > 0).any(dim=1)}
         """Which rows [n] had a positive and a negative pair before mining."""
         miner = self.product.miner
-        if miner is not None and not self.product.draws and self.narrow is not None:
+        if miner is not None and not self.product.draws and self.gathered is not None:
             self._mine(miner)
 
     def _mine(self, miner: Miner) -> None:
@@ -93,9 +93,8 @@ class OperatorCall(Rows):
     @property
     def near(self) -> Tensor:
         """Scores [n, P] of the positive pairs, computed once."""
-        assert self.narrow is not None  # noqa: S101
         if self._near is None:  # not `cached_property`: before Python 3.12 it has a lock, which cannot be compiled
-            self._near = self.scores(self.narrow.place)
+            self._near = self.scores(self.positives.place)
         return self._near
 
     def spec(

@@ -30,7 +30,7 @@ from nearfar._utils.tape import Tape, trace
 from nearfar._utils.tensors import uses_tf32
 from nearfar.engines.auto import LEAST, choose
 from nearfar.engines.known_gradient import KnownGradient, gradient
-from nearfar.engines.told import Seen, settings
+from nearfar.engines.recording_key import Settings, settings
 from nearfar.groups._groupings import Product
 from nearfar.sets.base import UncertaintySet
 
@@ -156,7 +156,7 @@ class Replays:
         self._known: OrderedDict[Hashable, float | Recording] = OrderedDict()
         self._lock = threading.Lock()
         self._made: dict[Hashable, Any] = {}
-        self.seen: Seen | None = None
+        self.seen: Settings | None = None
         """The settings at the last call."""
 
     def number(self, told: Hashable) -> int:

@@ -15,7 +15,7 @@ from nearfar._utils.tensors import over
 from nearfar.engines.spec import LOW, SIMILARITIES
 from nearfar.groups._groupings import Product, tally
 from nearfar.links import Terms
-from nearfar.relations.layout import NOWHERE, Layout, Narrow
+from nearfar.relations.layout import NOWHERE, Layout, Positives
 
 __all__ = ["Found", "Gather", "RefusalError", "Rows"]
 
@@ -56,7 +56,7 @@ class Rows:
             self._sort(layout, rows, cols)
         else:
             self._narrow_type(layout, rows, cols, low)
-        if self.narrow is None and not self.foldable:
+        if self.gathered is None and not self.foldable:
             raise RefusalError  # too many positive pairs to read each of them
         hard = product.over_negative.fold()
         single = hard is None or hard.kind == "max" or hard.held
@@ -74,18 +74,18 @@ class Rows:
             raise RefusalError  # no column forms a pair, or no row of a process does
         self.layout, self.total = layout, len(x)
         # computed for all rows, so that all processes use the same width, or none
-        narrow = found.narrow(GATHERED[1] if self.foldable else GATHERED[0])
+        positives = found.positives(GATHERED[1] if self.foldable else GATHERED[0])
         if self.ranks.world > 1:
             ends = [len(x) * rank // self.ranks.world for rank in (self.ranks.rank, self.ranks.rank + 1)]
             self.share = slice(*ends)
             x, found = x[self.share], found.take(self.share)
-            narrow = None if narrow is None else Narrow(*(part[self.share] for part in narrow))
+            positives = None if positives is None else Positives(*(part[self.share] for part in positives))
             self.symmetric = False
         else:
             self.share = slice(0, len(x))
         self.rows, self.cols, self.square = x, y, square
         self.sorted, self.pairs, self.given, self.itself = found, found.tensors(), found.given, NOWHERE
-        self.narrow = self._gathered(narrow)
+        self.gathered = self._weigh(positives)
 
     def _narrow_type(self, layout: Layout, rows: Tensor, cols: Tensor, low: torch.dtype) -> None:
         """Take float32 rows, and keep their difference from float64 ones."""
@@ -97,9 +97,9 @@ class Rows:
         self.rest = [(wide - x).detach().float() for wide, x in both if wide.dtype == torch.float64]
         self.dtype, self.total = LOW.index(low), len(rows)
         self.pairs, self.given, self.itself = layout.tensors(), layout.given, layout.itself
-        self.narrow = self._gathered(self._gather(layout))
+        self.gathered = self._weigh(self._gather(layout))
 
-    def _gather(self, layout: Layout) -> Narrow | None:
+    def _gather(self, layout: Layout) -> Positives | None:
         """Gather the positive pairs of each row for kernels; None if they are folded."""
         runs, own = layout.runs(), int(layout.itself in (1, 3))
         if layout.width is not None:
@@ -110,13 +110,19 @@ class Rows:
             width = int((runs[2] - runs[1]).amax())
         if len(self.rows) * width > GATHERED[0] and self.foldable:
             return None
-        return layout.narrow(runs, width)
+        return layout.positives(runs, width)
 
-    def _gathered(self, found: Narrow | None) -> Narrow | None:
+    def _weigh(self, found: Positives | None) -> Positives | None:
         """Give positive pairs weights in the dtype of the rows, as in the dense engine."""
         if found is None or found.measure.dtype == torch.bool:
             return found
-        return Narrow(found.place, found.measure.to(self.rows.dtype))
+        return Positives(found.place, found.measure.to(self.rows.dtype))
+
+    @property
+    def positives(self) -> Positives:
+        """The positive pairs of each row, where they are gathered and not folded."""
+        assert self.gathered is not None  # noqa: S101 - each of them is read
+        return self.gathered
 
     @property
     def foldable(self) -> bool:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from nearfar.relations.near import Listed, Weights, list_pairs, ranges
 
-__all__ = ["ID", "NEGATIVE", "NOWHERE", "POSITION", "POSITION_THEN_ID", "POSITIVE", "Layout", "Narrow", "Sorted",
+__all__ = ["ID", "NEGATIVE", "NOWHERE", "POSITION", "POSITION_THEN_ID", "POSITIVE", "Layout", "Positives", "Sorted",
            "flags_of", "list_own", "listed_layout"]  # fmt: skip
 
 NOWHERE, POSITION, ID, POSITION_THEN_ID = range(4)  # how a row and a column are recognized as the same sample
@@ -22,7 +22,7 @@ POSITIVE, NEGATIVE = 1, 2  # bits of a flag: the row, or column, may be part of 
 Both = tuple[Tensor, Tensor]  # one tensor for rows and one for columns
 
 
-class Narrow(NamedTuple):
+class Positives(NamedTuple):
     """The positive pairs of each row, gathered: columns [n, P], and the measure [n, P], which is 0 for padding."""
 
     place: Tensor
@@ -114,7 +114,7 @@ class Layout:
             end = torch.where((self.flags[0] & POSITIVE) != 0, end, start)
         return order, start, end
 
-    def narrow(self, runs: tuple[Tensor, Tensor, Tensor], width: int) -> Narrow:
+    def positives(self, runs: tuple[Tensor, Tensor, Tensor], width: int) -> Positives:
         """Gather the positive pairs, with room for `width` columns of a row's label."""
         order, start, end = runs
         rows = torch.arange(len(start), device=start.device)[:, None]
@@ -136,8 +136,8 @@ class Layout:
         if self.flags is not None:
             real = real & ((self.flags[0][:, None] & self.flags[1][place] & POSITIVE) != 0)
         if self.weights is None:
-            return Narrow(place, real)
-        return Narrow(place, torch.where(real, self.weights[0][:, None] * self.weights[1][place], 0.0))
+            return Positives(place, real)
+        return Positives(place, torch.where(real, self.weights[0][:, None] * self.weights[1][place], 0.0))
 
     def sort(self, *, by_label: bool = True) -> Sorted:
         """The rows and columns that form pairs, sorted by label or in batch order, with the runs of equal labels."""
@@ -226,7 +226,7 @@ class Sorted:
         samples, weights = (None if x is None else (x[0][share], x[1]) for x in (self.samples, self.weights))
         return replace(self, rows=rows, start=start, end=end, samples=samples, weights=weights, symmetric=False)
 
-    def narrow(self, most: int) -> Narrow | None:
+    def positives(self, most: int) -> Positives | None:
         """The positive pairs of each row, gathered; None if, with padding, there are more than `most`."""
         n, own = len(self.start), self.end - self.start
         if not n or int(own.amax()) * n > most:
@@ -243,8 +243,8 @@ class Sorted:
         real = torch.zeros_like(place, dtype=torch.bool)
         real[row, within] = True
         if self.weights is None:
-            return Narrow(place, real)
-        return Narrow(place, torch.where(real, self.weights[0][:, None] * self.weights[1][place], 0.0))
+            return Positives(place, real)
+        return Positives(place, torch.where(real, self.weights[0][:, None] * self.weights[1][place], 0.0))
 
     def tensors(self) -> list[Tensor]:
         """Start and end, then the tensors that `given` names."""
