@@ -4,9 +4,10 @@
     python benchmarks/speed/mining.py scratch/ --rows 100000         smaller
 
 References lie around 10,000 centers. Query i is reference i with noise, and has it as its only positive. Memory is the
-peak of resident anonymous memory above that of the process before the call; pages of the mapped file are left out,
-since the system takes them back when it needs them. A run that was interrupted continues, with the time and the peak of
-all its parts; an index of int8 and of bits are then built of the same references (--indices), and measured.
+peak of resident anonymous memory of the whole process, Python and torch included; pages of the mapped file are left
+out, since the system takes them back when it needs them. The first call writes the vectors and ends. A run that was
+interrupted continues, with the time and the peak of all its parts. With --indices, an index of int8 and one of bits are
+built of the same references, and measured.
 """
 
 from __future__ import annotations
@@ -51,8 +52,7 @@ def write(folder: Path, rows: int, queries: int) -> None:
 
 def measured(act, found: dict) -> None:
     """Add the processor seconds of `act` and its peak of anonymous memory to the record."""
-    ended, idle = threading.Event(), anonymous()
-    peak = idle
+    ended, peak = threading.Event(), 0
 
     def watch() -> None:
         nonlocal peak
@@ -67,7 +67,7 @@ def measured(act, found: dict) -> None:
     found["seconds"] = round(found.get("seconds", 0) + time.perf_counter() - wall, 1)
     ended.set()
     watcher.join()
-    found["peak_mb"] = max(found.get("peak_mb", 0), round((peak - idle) / 1e6))
+    found["peak_mb"] = max(found.get("peak_mb", 0), round(peak / 1e6))
 
 
 def main() -> None:
@@ -81,7 +81,9 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     scratch, results = given.scratch, RESULTS / "mining.json"
-    write(scratch, given.rows, given.queries)
+    if not (scratch / "queries.vectors" / "manifest.json").is_file():
+        write(scratch, given.rows, given.queries)
+        return
     record = json.loads(results.read_text(encoding="utf-8")) if results.is_file() else {}
     key = f"{given.queries} x {given.rows} x {WIDTH}, k = {given.k}"
     found = record.setdefault(key, {"machine": platform.processor() or platform.machine(), "threads": 1})

@@ -75,9 +75,11 @@ def test_a_folder_of_vectors_is_indexed_and_searched(home):
 def test_the_recall_of_an_approximate_index_is_told(home, tmp_path, kind):
     need("faiss")
     words = r"Recall@10 against exact search, measured on 20 of its own vectors when it was built: 100\.0% with \d+ c"
-    assert re.search(words, run(home, "index", "v.npz", "-o", tmp_path / "i", "--kind", kind))
+    assert re.search(words, run(home, "index", "v.npz", "-o", tmp_path / "i", "--kind", kind, "--recall", 1))
     assert re.search(words, run(home, "search", tmp_path / "i", "v.npz", "-k", 1))
-    again = run(home, "index", "v.npz", "-o", tmp_path / "i", "--kind", kind)  # there is nothing left to do
+    again = run(
+        home, "index", "v.npz", "-o", tmp_path / "i", "--kind", kind, "--recall", 1
+    )  # there is nothing left to do
     assert re.search(words, again)
 
 
