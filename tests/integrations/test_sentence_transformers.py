@@ -89,6 +89,14 @@ def test_clip_is_their_symmetric_ranking_loss(model):
 
 
 @pytest.mark.parametrize("chunk", [None, 2])
+def test_nested_is_their_matryoshka_loss(model, chunk):
+    found = measure(Loss(model, nf.Nested(NTXENT, dims=(16, 8, 4)), chunk=chunk), model, (ANCHORS, POSITIVES))
+    inner = theirs("MultipleNegativesRankingLoss", model)
+    wanted = measure(theirs("MatryoshkaLoss", model, inner, [16, 8, 4]), model, (ANCHORS, POSITIVES))
+    torch.testing.assert_close(found, wanted, **CLOSE)
+
+
+@pytest.mark.parametrize("chunk", [None, 2])
 def test_a_triplet_loss_of_own_negatives_is_theirs(model, chunk):
     mine = L.Triplet(margin=5.0, similarity=nf.similarity.NegEuclidean(normalize=False))
     columns = ANCHORS, POSITIVES, WRONG
