@@ -152,12 +152,12 @@ def test_a_model_without_preprocessing_is_fed_as_it_was_indexed(home, tmp_path):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["search", "i.npz", "photos/kind1/0.jpg"], "i.npz holds no network to embed photographs with; name its run"),
+        (["search", "i.npz", "photos/kind1/0.jpg"], "i.npz holds no network to embed queries with; name its run"),
         (
             ["search", "shop.index", "photos/kind1/0.jpg", "--model", "other.safetensors"],
             "shop.index and other.safetensors come from networks with different weights; embed both with one",
         ),
-        (["search", "shop.index", "none.jpg"], "there is no photograph none.jpg"),
+        (["search", "shop.index", "none.jpg"], "there is no file or folder none.jpg"),
         (["search", "shop.index", "empty"], "empty holds no images"),
         (["search", "shop.index", "broken.jpg"], "broken.jpg cannot be read"),
         (["search", "shop.index", "photos/kind1/0.jpg", "-k", 21], "1..20"),

@@ -120,7 +120,7 @@ def test_a_search_that_fails_tells_nothing_outside(caplog, monkeypatch):
 def test_an_index_without_a_network_takes_no_pictures():
     status, found = asyncio.run(ask(create_app(searcher()), body=png(4, 4), kind=b"image/png"))
     assert (status, list(found)) == (422, ["error"])
-    assert found["error"].startswith("this index holds no network to embed a picture with")
+    assert found["error"].startswith("this index holds no network that embeds pictures: send a vector")
 
 
 def test_searches_are_counted_for_those_who_want_to_stop():
@@ -203,3 +203,24 @@ def test_strangers_are_unknown():
         assert (status, answer["known"], len(answer["results"])) == (200, known, 10)
         assert (answer["results"][0]["score"] > found.usable) == known
     assert "known" not in asyncio.run(ask(create_app(searcher())))[1]
+
+
+def test_a_text_is_a_query_of_an_index_of_texts():
+    """Its network gets the text itself; a picture, bytes that are no text and an empty one are refused."""
+    seen = []
+
+    def embed(text):
+        seen.append(text)
+        return torch.tensor([0.0, 1.0, 0.0])
+
+    app = create_app(Searcher(Index(torch.eye(3)), embed, texts=True))
+    status, found = asyncio.run(ask(app, " naïve question ".encode(), b"text/plain; charset=utf-8"))
+    assert (status, found["results"][0]["row"], seen) == (200, 1, ["naïve question"])
+    for body, kind, words in (
+        (b"  ", b"text/plain", "the text is empty"),
+        (b"\xff", b"text/plain", "the text is not UTF-8"),
+        (png(4, 4), b"image/png", "no network that embeds pictures: send a text"),
+    ):
+        status, found = asyncio.run(ask(app, body, kind))
+        assert status == 422
+        assert words in found["error"]

@@ -115,14 +115,14 @@ def test_slow_bodies_are_given_up(monkeypatch):
         with lines(server, 1, SEARCH % (b"image/jpeg", 40) + b"a") as (line,):
             assert answer(line) == 408
         monkeypatch.setattr("nearfar.serve._server.LINGER", 0.1)
-        with lines(server, 1, SEARCH % (b"text/plain", 9999)) as (line,):  # refused before its body has come
+        with lines(server, 1, SEARCH % (b"text/html", 9999)) as (line,):  # refused before its body has come
             assert answer(line) == 415
             trickle(line)
 
 
 def test_idle_connections_are_given_up():
     with serving(headers=1) as server, lines(server, 1, HEADERS + b"\r\n") as (line,):
-        with lines(server, 1, SEARCH % (b"text/plain", 40)) as (refused,):
+        with lines(server, 1, SEARCH % (b"text/html", 40)) as (refused,):
             assert answer(refused) == 415
             refused.sendall(bytes(40))
             assert rest(refused) == b""

@@ -113,7 +113,8 @@ REFUSED = {
     "nothing": ("POST", "/search", b"", JPEG, 422, "the body is empty"),
     "no type": ("POST", "/search", b"abc", "", 415, "send a picture as image/jpeg"),
     "a form": ("POST", "/search", b"abc", "multipart/form-data; boundary=x", 415, "'multipart/form-data'"),
-    "text": ("POST", "/search", b"abc", "text/plain", 415, "'text/plain'"),
+    "text": ("POST", "/search", b"abc", "text/html", 415, "'text/html'"),
+    "sentence": ("POST", "/search", b"abc", "text/plain", 422, "no network that embeds texts: send a picture"),
     "no JSON": ("POST", "/search", b"{", JSON, 422, "not JSON"),
     "deep JSON": ("POST", "/search", b"[" * 100_000, JSON, 422, "not JSON"),
     "bytes": ("POST", "/search", b"\xff\xfe\xff", JSON, 422, "not JSON"),
@@ -233,8 +234,8 @@ def test_the_page_takes_a_photograph_by_drag_and_drop(home, server, chromium):
     chromium.ask(DROP % (base64.b64encode(b"no picture").decode(), JPEG))
     chromium.wait("document.getElementById('state').textContent.startsWith('the picture cannot be read')")
     assert chromium.ask("document.querySelectorAll('.answers li').length") == 4  # the last answer stays
-    chromium.ask(DROP % (base64.b64encode(b"text").decode(), "text/plain"))
-    chromium.wait("document.getElementById('state').textContent.includes('text/plain')")
+    chromium.ask(DROP % (base64.b64encode(b"text").decode(), "text/html"))
+    chromium.wait("document.getElementById('state').textContent.includes('text/html')")
 
 
 @pytest.mark.browser

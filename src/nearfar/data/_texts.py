@@ -113,7 +113,7 @@ class Layout:
 
 
 def layout_of(columns: Sequence[str]) -> Layout | None:
-    """The layout that the names of the columns show; None if they show none.
+    """The layout of data to train on that the names of the columns show; None if they show none.
 
     >>> print(layout_of(["id", "query", "positive", "negative"]))
     pairs of a query and a document and 1 hard negative, from the columns query, positive, negative
@@ -196,13 +196,16 @@ def _components(count: int, edges: Labels) -> Labels:
     return np.unique([root(node) for node in range(count)], return_inverse=True)[1].reshape(-1).astype(np.int64)
 
 
-def read_texts(path: Path) -> tuple[list[dict[str, Any]], Layout, list[list[int]] | None]:
-    """The rows of a file, its layout, and the rows of its training and test side if it says so."""
+def read_texts(path: Path, *, alone: bool = False) -> tuple[list[dict[str, Any]], Layout, list[list[int]] | None]:
+    """The rows of a file, its layout, and the rows of its training and test side if it says so.
+
+    With `alone` one column of texts, queries or documents is enough.
+    """
     if path.suffix.lower() not in FORMATS:
         raise ValueError(f"texts: {path} must end in one of {', '.join(FORMATS)}.")
     if path.suffix.lower() == ".csv":
         columns = csv_columns(path)
-        layout = _need_layout(path, columns)
+        layout = _need_layout(path, columns, alone)
         unique = "id" if "id" in columns else None
         rows: list[dict[str, Any]] = list(table("texts", path, layout.columns, None, unique=unique))
     else:
@@ -210,19 +213,53 @@ def read_texts(path: Path) -> tuple[list[dict[str, Any]], Layout, list[list[int]
         if not rows:
             raise ValueError(f"texts: {path} holds no rows.")
         columns = list(rows[0])
-        layout = _need_layout(path, columns)
+        layout = _need_layout(path, columns, alone)
         wanted = [name for name in (*layout.columns, *MORE) if name in columns]
         rows = [{name: _word(row.get(name)) for name in wanted} for row in rows]
         check_rows("texts", path, rows, wanted, unique="id" if "id" in wanted else None, first=1)
     blank = next((row for row, held in enumerate(rows) if not all(held[name].strip() for name in layout.text)), None)
     if blank is not None:
         raise ValueError(f"texts: sample {blank} of {path} is an empty text; fill it, or leave the row out.")
-    split = split_rows("texts", path, [row["split"] for row in rows]) if "split" in columns else None
+    split = None
+    if "split" in columns and not alone:
+        split = split_rows("texts", path, [row["split"] for row in rows])
     return rows, layout, split
 
 
-def _need_layout(path: Path, columns: Sequence[str]) -> Layout:
+@dataclass(frozen=True)
+class Corpus:
+    """Texts to embed, with the numbers and the names of their classes if they have any."""
+
+    texts: Texts
+    labeled: bool
+
+
+def corpus(path: Path) -> Corpus:
+    """Read texts to embed: as `texts` does, or one column of texts, queries or documents, or a .txt file of lines."""
+    if path.suffix.lower() == ".txt":
+        lines = [line.strip() for line in text_lines("texts", path)]
+        return _unlabeled(path, [line for line in lines if line], documents=False)
+    rows, layout, _ = read_texts(path, alone=True)
+    if layout.label is not None:
+        labels, classes = numbered(row[layout.label] for row in rows)
+        return Corpus(Texts([row[layout.text[0]] for row in rows], labels, classes), labeled=True)
+    if len(layout.text) > 1:
+        return Corpus(pairs([[row[column] for column in layout.text] for row in rows]), labeled=True)
+    return _unlabeled(path, [row[layout.text[0]] for row in rows], documents=layout.text[0] in DOCUMENT)
+
+
+def _unlabeled(path: Path, found: list[str], *, documents: bool) -> Corpus:
+    if not found:
+        raise ValueError(f"texts: {path} holds no texts.")
+    queries = np.full(len(found), not documents)
+    return Corpus(Texts(found, np.zeros(len(found), dtype=np.int64), ("",), queries=queries), labeled=False)
+
+
+def _need_layout(path: Path, columns: Sequence[str], alone: bool) -> Layout:
     found = layout_of(columns)
+    single = next((name for name in (*TEXT, *QUERY, *DOCUMENT) if name in columns), None)
+    if found is None and alone and single is not None:
+        return Layout((single,))
     if found is None:
         held = printable(", ".join(map(str, columns))) or "none"
         raise ValueError(f"texts: {path} must have the columns {LAYOUTS}, but has {held}; rename its columns.")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,8 @@ def _transformer(home: Path, about: About, dense: list[Path], pretrained: bool) 
     network = None
     if pretrained:
         try:
-            network = package.AutoModel.from_pretrained(home, local_files_only=True, trust_remote_code=False)
+            with _quiet(package.utils.logging):
+                network = package.AutoModel.from_pretrained(home, local_files_only=True, trust_remote_code=False)
         except (OSError, ValueError, KeyError, RuntimeError) as error:
             raise ValueError(
                 f"models: transformers cannot read {home} ({printable(first_line(error))}); name a complete folder."
@@ -91,6 +93,20 @@ def _transformer(home: Path, about: About, dense: list[Path], pretrained: bool) 
             state = load_file(place / "model.safetensors")
             layer.load_state_dict({name.removeprefix("linear."): value for name, value in state.items()})
     return made
+
+
+@contextmanager
+def _quiet(logging: Any) -> Iterator[None]:
+    """Silence the progress bar and the report of weights that are missing or left over, such as those of a pooler."""
+    level, shown = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if shown:
+            logging.enable_progress_bar()
 
 
 def _pooling(places: list[Path]) -> str:

@@ -88,6 +88,8 @@ class Transformer(TextTrunk):
             network = package.AutoModel.from_config(package.AutoConfig.for_model(**config), trust_remote_code=False)
         check_choice("models", "the pooling of a text encoder", about["pooling"], POOLS)
         self.network = network.float()
+        if getattr(network, "pooler", None) is not None:
+            self.network.pooler = None  # not used, and often not trained
         self.filler = getattr(network.config, "pad_token_id", None) or 0  # positions of some networks depend on it
         self.dense = nn.Sequential(*(layer for each in about["dense"] for layer in _dense(each)))
 

@@ -1,4 +1,4 @@
-"""`Searcher`: search an index by a picture or a vector; answers are names and scores."""
+"""`Searcher`: search an index by a picture, a text or a vector; answers are names and scores."""
 
 import math
 from collections.abc import Callable
@@ -31,24 +31,40 @@ class Answer:
 
 
 class Searcher:
-    """Search an index by a picture or a vector; safe to use from several threads.
+    """Search an index by a picture or a text, or by a vector; safe to use from several threads.
 
     Args:
         index: the index to search.
-        embed: maps a PIL image to its vector [d]; None if only vectors are accepted.
+        embed: maps a PIL image, or a text, to its vector [d]; None if only vectors are accepted.
+        texts: whether `embed` takes texts.
         max_results: most neighbors of one answer.
     """
 
     def __init__(
-        self, index: SearchIndex, embed: Callable[[Any], Tensor] | None = None, *, max_results: int = 100
+        self,
+        index: SearchIndex,
+        embed: Callable[[Any], Tensor] | None = None,
+        *,
+        texts: bool = False,
+        max_results: int = 100,
     ) -> None:
         self.index, self.embed, self.most = index, embed, min(max_results, len(index))
+        self.takes = "vectors" if embed is None else "texts" if texts else "pictures"
 
     def by_picture(self, picture: Any, k: int) -> list[Answer]:
         """The k nearest of a PIL image."""
-        if self.embed is None:
-            raise RefusedError(422, "this index holds no network to embed a picture with: send a vector as JSON.")
-        return self._nearest(self.embed(picture), k)
+        return self._embedded("pictures", picture, k)
+
+    def by_text(self, text: str, k: int) -> list[Answer]:
+        """The k nearest of a text."""
+        return self._embedded("texts", text, k)
+
+    def _embedded(self, kind: str, query: Any, k: int) -> list[Answer]:
+        if self.embed is None or self.takes != kind:
+            other = {"pictures": "a picture, or a vector as JSON", "texts": "a text, or a vector as JSON"}
+            take = other.get(self.takes, "a vector as JSON")
+            raise RefusedError(422, f"this index holds no network that embeds {kind}: send {take}.")
+        return self._nearest(self.embed(query), k)
 
     def by_vector(self, given: Any, k: int) -> list[Answer]:
         """The k nearest of a vector, given as {"vector": [...], "fingerprint": "..."} read from JSON."""

@@ -32,7 +32,11 @@ DEFAULT_COUNT = 10
 """Results of a request that does not set k."""
 DRAINED = 1 << 27
 """Bytes of a too large body that are read and dropped, so that the client receives the refusal."""
-ACCEPTED = "send a picture as image/jpeg, image/png or image/webp, or a vector as application/json"
+ACCEPTED = (
+    "send a picture as image/jpeg, image/png or image/webp, a text as text/plain, or a vector as application/json"
+)
+LONGEST = 100_000
+"""Characters of a text that are read."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +75,7 @@ class _Service:
         self.page, self.policy = _make_page(searcher, title)
 
     async def search(self, request: Request) -> JSONResponse:
-        """POST /search: the neighbors of a picture or of a vector."""
+        """POST /search: the neighbors of a picture, of a text or of a vector."""
         try:
             k = self._count(request.query_params.get("k"))
             work = await self._work(request, k)
@@ -87,13 +91,15 @@ class _Service:
     async def _work(self, request: Request, k: int) -> Callable[[], list[Answer]]:
         """Read the body, and return the search to run in a thread."""
         kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
-        if not kind.startswith("image/") and kind != "application/json":
+        if not kind.startswith("image/") and kind not in ("application/json", "text/plain"):
             raise RefusedError(415, f"the content type is {kind[:80]!r}: {ACCEPTED}.")
         body = await _read_body(request, self.limits)
         if not body:
             raise RefusedError(422, f"the body is empty: {ACCEPTED}.")
         if kind.startswith("image/"):
             return lambda: self.searcher.by_picture(decode(body, self.limits.pixels), k)
+        if kind == "text/plain":
+            return lambda: self.searcher.by_text(_text(body), k)
         try:
             given = json.loads(body)
         except (ValueError, RecursionError):
@@ -139,7 +145,8 @@ class _Service:
             "kind": index.kind,
             "similarity": index.similarity,
             "fingerprint": index.fingerprint,
-            "takes_pictures": self.searcher.embed is not None,
+            "takes_pictures": self.searcher.takes == "pictures",
+            "takes_texts": self.searcher.takes == "texts",
             "threshold": None if index.calibration is None else index.calibration.usable,
         }
 
@@ -185,6 +192,17 @@ def create_app(
     app.exception_handler(ClientDisconnect)(_answer_disconnect)
     app.add_middleware(Guard, metrics=service.metrics, hosts=hosts)
     return app
+
+
+def _text(body: bytes) -> str:
+    """The text of a body, cut to `LONGEST` characters."""
+    try:
+        found = body.decode("utf-8")[:LONGEST].strip()
+    except UnicodeDecodeError:
+        raise RefusedError(422, "the text is not UTF-8.") from None
+    if not found:
+        raise RefusedError(422, "the text is empty: send a sentence.")
+    return found
 
 
 async def _answer_refusal(request: Request, error: RefusedError) -> Response:
@@ -237,6 +255,8 @@ def _make_page(searcher: Searcher, title: str) -> tuple[str, str]:
         title=escape(whole),
         about=f"{len(index):,} vectors, {index.similarity}, {index.kind}.",
         most=searcher.most,
+        picture="hidden" if searcher.takes == "texts" else "",
+        sentence="" if searcher.takes == "texts" else "hidden",
         usual=min(DEFAULT_COUNT, searcher.most),
         version=__version__,
         js=script,

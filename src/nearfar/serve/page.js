@@ -1,7 +1,7 @@
-// One photograph at a time: dropped, pasted or chosen, sent to /search, and its neighbors shown.
+// One query at a time, a photograph (dropped, pasted or chosen) or a sentence: sent to /search, and its neighbors shown.
 (() => {
   const byId = (id) => document.getElementById(id);
-  const [drop, file, state, answers, count] = ["drop", "file", "state", "answers", "k"].map(byId);
+  const [drop, file, ask, sentence, state, answers, count] = ["drop", "file", "ask", "sentence", "state", "answers", "k"].map(byId);
   let asked = 0;
 
   function make(tag, settings, ...inside) {
@@ -25,27 +25,29 @@
     return make("li", {}, ...parts);
   }
 
-  function show(picture, results) {
-    const address = URL.createObjectURL(picture);
-    const query = make("figure", { className: "query" }, frame(address, "the query"), make("figcaption", {}, picture.name || "photograph"));
-    answers.replaceChildren(make("section", { className: "found" }, query, make("ol", { className: "answers" }, ...results.map(tile))));
+  function show(asked, results) {
+    const text = typeof asked === "string";
+    const address = text ? null : URL.createObjectURL(asked);
+    const shown = text ? [] : [frame(address, "the query")];
+    const query = make("figure", { className: "query" }, ...shown, make("figcaption", {}, text ? asked : asked.name || "photograph"));
+    answers.replaceChildren(make("section", { className: text ? "found texts" : "found" }, query, make("ol", { className: "answers" }, ...results.map(tile))));
     const image = query.querySelector("img");
-    image.addEventListener("load", () => URL.revokeObjectURL(address));
+    if (image) image.addEventListener("load", () => URL.revokeObjectURL(address));
   }
 
-  async function search(picture) {
+  async function search(query) {
     asked += 1;
     const mine = asked; // an answer that was overtaken by another search is not shown
     state.textContent = "Searching …";
     try {
       const response = await fetch(`/search?k=${encodeURIComponent(count.value)}`, {
-        method: "POST", body: picture, headers: { "Content-Type": picture.type || "image/unknown" },
+        method: "POST", body: query, headers: { "Content-Type": typeof query === "string" ? "text/plain" : query.type || "image/unknown" },
       });
       const found = await response.json();
       if (mine !== asked) return;
       const unknown = found.known === false ? "Unknown: no neighbor is near enough. The nearest are:" : "";
       state.textContent = response.ok ? unknown : found.error;
-      if (response.ok) show(picture, found.results);
+      if (response.ok) show(query, found.results);
     } catch {
       if (mine === asked) state.textContent = "The server does not answer.";
     }
@@ -61,4 +63,5 @@
     });
   }
   document.addEventListener("paste", (event) => take(event.clipboardData.files));
+  ask.addEventListener("submit", (event) => { event.preventDefault(); search(sentence.value.trim()); });
 })();

@@ -142,6 +142,7 @@ def _lines(state: TrainState, batch: Batch, memory: Memory) -> list[str]:
     }
     return [
         processes.describe(state.machine),
+        *([state.data.about] if state.data.about else []),
         *(f"{name}: {_describe_samples(samples)}" for name, samples in sides.items() if samples is not None),
         *describe(config, state.shares, state.inputs, state.bare_model, state.machine.device).splitlines(),
         f"loss {config.loss.name}: {own:,} parameters of its own",
@@ -159,9 +160,11 @@ def _describe_samples(samples: Samples) -> str:
     few, many = int(sizes.min()), int(sizes.max())
     each = f"{few}" if few == many else f"{few} to {many} (median {np.median(sizes):g})"
     first = samples[0]
-    tensor = isinstance(first, Tensor)
-    shape = f"{list(first.shape)}" if tensor else f"{first.width} x {first.height} pixels (the first)"
-    return f"{len(samples):,} samples {shape} of {len(sizes):,} classes, {each} in each"
+    what = "texts"
+    if not isinstance(first, str):
+        tensor = isinstance(first, Tensor)
+        what = f"samples {list(first.shape) if tensor else f'{first.width} x {first.height} pixels (the first)'}"
+    return f"{len(samples):,} {what} of {len(sizes):,} classes, {each} in each"
 
 
 def _measure_memory(state: TrainState, batch: Batch) -> Memory:

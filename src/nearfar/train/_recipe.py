@@ -61,12 +61,18 @@ def default_config(flags: Sequence[tuple[str, str]]) -> tuple[Config, str]:
     return config, f"these are photographs: the recipe for them is taken ({where}); flags change it"
 
 
+def recipe_for_texts(train: Samples) -> dict[str, Any]:
+    """The recipe for texts as nested values: `TEXTS`, and batches of pairs if the samples are pairs."""
+    pairs = getattr(train, "records", None) is not None
+    return {"model": dict(TEXTS["model"]), **({"batches": {"name": "Pairs"}} if pairs else {})}
+
+
 def _for_texts(plain: Config, flags: Sequence[tuple[str, str]]) -> tuple[Config, str]:
     """The configuration for texts: of classes or of pairs, with token vectors unless an encoder is named."""
     data = open_dataset(plain.data)
-    tree = {"model": {**TEXTS["model"], "name": None if plain.model.query else TEXTS["model"]["name"]}}
-    if getattr(data.train, "records", None) is not None:
-        tree["batches"] = {"name": "Pairs"}
+    tree = recipe_for_texts(data.train)
+    if plain.model.query:
+        tree["model"]["name"] = None
     config = apply_flags(parse(tree), flags)
     encoder = config.model.name or f"{config.model.query} and {config.model.document}"
     return config, f"these are {data.about}; the encoder is {encoder} (docs/guides/text.md); flags change it"

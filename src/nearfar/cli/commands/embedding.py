@@ -43,8 +43,8 @@ def embed(
         Path,
         typer.Argument(
             metavar="DATA",
-            help="glyphs:train, glyphs:test, an .npz with x (y, name), or a folder of images, flat or with one "
-            "subfolder per class.",
+            help="glyphs:train, glyphs:test, an .npz with x (y, name), texts (.csv, .jsonl, .parquet, .txt), or a "
+            "folder of images, flat or with one subfolder per class.",
         ),
     ],
     output: Annotated[Path, typer.Option("-o", "--output", help="Output: a file (.npz) or a folder (.vectors).")],

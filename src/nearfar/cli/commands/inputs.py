@@ -1,4 +1,4 @@
-"""The inputs of `nearfar embed`: glyphs, an .npz file, or a folder of pictures with or without class folders."""
+"""The inputs of `nearfar embed`: glyphs, an .npz file, texts, or a folder of pictures with or without class folders."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from torch import Tensor
 from nearfar._utils.arrays import tensor_of, words_of
 from nearfar.data._folders import SUFFIXES, is_image
 from nearfar.data._samples import genuine, numbered
+from nearfar.data._texts import FORMATS, corpus
 
 if TYPE_CHECKING:
     from nearfar.data._pictures import OnCorrupt, Pictures
@@ -72,7 +73,7 @@ class Transformed:
 
     def digest(self, rows: range) -> str:
         """A digest of the encoded bytes of some picture files, without decoding; empty for samples in memory."""
-        if isinstance(self.raw, Tensor):
+        if not hasattr(self.raw, "paths"):
             return ""
         found = hashlib.sha256()
         for row in rows:
@@ -110,7 +111,7 @@ class Assumed:
 
 
 def read_samples(source: str, *, assumed: Assumed, thumbnails: int, on_corrupt: OnCorrupt = "stop") -> Samples:
-    """Read samples from "glyphs:train", "glyphs:test", an .npz file with x, or a folder of pictures."""
+    """Read samples from "glyphs:train", "glyphs:test", an .npz file with x, texts, or a folder of pictures."""
     if source.startswith("glyphs"):
         return _glyphs(source)
     path = Path(source)
@@ -118,7 +119,25 @@ def read_samples(source: str, *, assumed: Assumed, thumbnails: int, on_corrupt: 
         return _folder(path, assumed, thumbnails, on_corrupt)
     if path.suffix == ".npz":
         return _npz(path)
-    raise ValueError(f'DATA must be "glyphs:train", "glyphs:test", an .npz file or a folder of images, not {source!r}.')
+    if are_texts(path):
+        return _texts(path)
+    raise ValueError(
+        'DATA must be "glyphs:train", "glyphs:test", an .npz file, texts (.csv, .jsonl, .parquet, .txt) or a folder of '
+        f"images, not {source!r}."
+    )
+
+
+def are_texts(path: Path) -> bool:
+    """Whether a file holds texts, by its name."""
+    return path.suffix.lower() in (*FORMATS, ".txt")
+
+
+def _texts(path: Path) -> Samples:
+    """Texts, named after themselves."""
+    found = corpus(path)
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    y, classes = (found.texts.labels, found.texts.classes) if found.labeled else (None, None)
+    return Samples(found.texts, found.texts, y, tuple(found.texts.names), None, digest, classes)
 
 
 def _glyphs(source: str) -> Samples:

@@ -1,4 +1,4 @@
-"""Photographs as queries: their vectors, from the network that an index holds or that the user names."""
+"""Photographs and texts as queries: their vectors, from the network that an index holds or that the user names."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nearfar.cli.commands.inputs import Assumed, Transformed, read_samples
+from nearfar.cli.commands.inputs import Assumed, Transformed, are_texts, read_samples
 from nearfar.cli.commands.networks import Model, load_model
 from nearfar.data._folders import SUFFIXES
+from nearfar.data._texts import corpus
+from nearfar.data._tokens import Tokens, TwoTokens
 from nearfar.evaluation import DiskIndex, Vectors, embed
 from nearfar.evaluation._fingerprint import check_same_network
 from nearfar.evaluation._preprocessing import Pixels, describe
@@ -26,23 +28,31 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False)
-class Photographs:
+class QueryNetwork:
     """A network with its preprocessing."""
 
     network: Model
-    transform: Transform  # from a picture to the network's input
+    transform: Transform  # from a picture or a text to the network's input
     mark: str | None  # the fingerprint of its vectors, or None
 
-    def vector(self, picture: Any) -> Tensor:
-        """The vector [d] of a PIL image."""
-        batch = self.transform(picture, np.random.default_rng(0))[None]
+    @property
+    def takes_texts(self) -> bool:
+        """Whether queries are texts, not photographs."""
+        return isinstance(self.transform, Tokens | TwoTokens)
+
+    def vector(self, query: Any) -> Tensor:
+        """The vector [d] of a PIL image, or of a text."""
+        batch = self.transform(query, np.random.default_rng(0))[None]
         with torch.no_grad():
             out: Any = self.network.run(batch)
         return torch.as_tensor(out).detach().float().cpu()[0]
 
     def vectors(self, source: Path) -> Vectors:
-        """The vectors of a photograph, or of all photographs in a folder, with their names."""
-        if source.is_dir():
+        """The vectors of a photograph, of all photographs in a folder or of a file of texts, with their names."""
+        if are_texts(source):
+            found = corpus(source).texts
+            pictures, names = found, tuple(found.names)
+        elif source.is_dir():
             assumed = self.transform if isinstance(self.transform, Assumed) else Assumed(1)
             samples = read_samples(str(source), assumed=assumed, thumbnails=0)
             pictures, names = samples.raw, samples.name
@@ -54,14 +64,16 @@ class Photographs:
         return Vectors(made.x if isinstance(made, Vectors) else made, name=names, fingerprint=self.mark)
 
 
-def are_photographs(source: Path) -> bool:
-    """Whether queries are photographs rather than vectors."""
+def need_network(source: Path) -> bool:
+    """Whether queries are photographs or texts rather than vectors."""
+    if are_texts(source):
+        return True
     if source.is_dir():
         return not any((source / name).is_file() for name in ("config.yaml", RUN_FILE, MANIFEST))
     return source.suffix.lower() in SUFFIXES
 
 
-def network_of(made: Index | DiskIndex, name: Path, model: Path | None, *, trust_model: bool) -> Photographs | None:
+def network_of(made: Index | DiskIndex, name: Path, model: Path | None, *, trust_model: bool) -> QueryNetwork | None:
     """The network of an index: `model` if it is given, else the one that the index holds; None if it holds none.
 
     A network that did not make the vectors is refused; `name` names the index in the message.
@@ -73,7 +85,7 @@ def network_of(made: Index | DiskIndex, name: Path, model: Path | None, *, trust
     transform = transform_of(network, made.preprocessing if isinstance(made, DiskIndex) else None)
     mark = network.mark(transform if isinstance(transform, Assumed) else None)
     check_same_network("search", (str(name), made.fingerprint), (str(path), mark))
-    return Photographs(network, transform, mark)
+    return QueryNetwork(network, transform, mark)
 
 
 def transform_of(network: Model, noted: dict[str, Any] | None) -> Any:

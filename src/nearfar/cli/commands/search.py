@@ -171,9 +171,11 @@ def _recall(made: Index | DiskIndex) -> str:
 def search(
     index: IndexPath,
     queries: Annotated[
-        Path,
+        str,
         typer.Argument(
-            metavar="QUERIES", help="A photograph, a folder of them, a vectors.npz, a folder of vectors, or a run."
+            metavar="QUERIES",
+            help="A photograph, a folder of them, a sentence, a file of texts, a vectors.npz, a folder of vectors, "
+            "or a run.",
         ),
     ],
     k: Annotated[int, typer.Option("-k", min=1, help="Number of neighbors.")] = 10,
@@ -183,7 +185,7 @@ def search(
     model: Network = None,
     trust_model: Trust = False,
 ) -> None:
-    """Search an index for the neighbors of photographs or vectors.
+    """Search an index for the neighbors of photographs, texts or vectors.
 
     For an approximate index, the share of the exact neighbors that it finds is printed too.
     """
@@ -215,25 +217,37 @@ def search(
         say(f"Measured recall@{k} of {made.kind} against exact search: {100 * recall:.1f}% ({len(few):,} queries).")
 
 
-def _read_queries(
-    made: Index | DiskIndex, index: Path, queries: Path, model: Path | None, trust_model: bool
-) -> Vectors:
-    """The queries as vectors; photographs pass through the network of the index."""
+def _read_queries(made: Index | DiskIndex, index: Path, queries: str, model: Path | None, trust_model: bool) -> Vectors:
+    """The queries as vectors; photographs and texts pass through the network of the index."""
     from nearfar.cli.commands.embedding import rephrase_errors
-    from nearfar.cli.commands.photographs import are_photographs, network_of
+    from nearfar.cli.commands.photographs import need_network, network_of
+    from nearfar.data._texts import shorten
     from nearfar.evaluation import Vectors
 
-    if not are_photographs(queries):
+    path, there = Path(queries), _exists(queries)
+    if there and not need_network(path):
         if model is not None:
-            raise ValueError(f"--model embeds photographs, and {queries} holds vectors; leave it out.")
-        return Vectors.load(queries)
-    if not queries.exists():
-        raise FileNotFoundError(f"there is no photograph {queries}.")
+            raise ValueError(f"--model embeds photographs and texts, and {queries} holds vectors; leave it out.")
+        return Vectors.load(path)
     network = network_of(made, index, model, trust_model=trust_model)
+    named = Path(queries).suffix and " " not in queries  # a misspelled file, not a sentence
+    if not there and (named or network is None or not network.takes_texts):
+        also = "" if named else f", and {index} holds no network that reads it as a sentence"
+        raise FileNotFoundError(f"there is no file or folder {queries}{also}.")
     if network is None:
-        raise ValueError(f"{index} holds no network to embed photographs with; name its run or model with --model.")
+        raise ValueError(f"{index} holds no network to embed queries with; name its run or model with --model.")
+    if not there:
+        return Vectors(network.vector(queries)[None], name=(shorten(queries),), fingerprint=network.mark)
     with rephrase_errors():
-        return network.vectors(queries)
+        return network.vectors(path)
+
+
+def _exists(queries: str) -> bool:
+    """Whether there is a file or folder of this name; a long sentence is none."""
+    try:
+        return Path(queries).exists()
+    except (OSError, ValueError):
+        return False
 
 
 def _write_page(
@@ -242,19 +256,24 @@ def _write_page(
     asked: Vectors,
     found: Neighbors,
     index: Path,
-    queries: Path,
+    queries: str,
     images: Path | None,
 ) -> None:
     """Write the gallery."""
+    from nearfar.data._texts import shorten
     from nearfar.report._pictures import as_picture
     from nearfar.serve import Found, Searcher, Thumbnails, write_gallery
     from nearfar.serve._pictures import data_uri, encode
 
-    shown, home = Thumbnails(made, images), queries if queries.is_dir() else queries.parent
+    source = Path(queries) if _exists(queries) else None
+    home = None if source is None else source if source.is_dir() else source.parent
+    shown = Thumbnails(made, images)
 
     def of_query(row: int, name: str) -> str | None:
         if asked.images is not None:
             return data_uri(encode(as_picture(asked.images[row])))
+        if home is None:
+            return None
         try:
             return data_uri(encode(as_picture(home / name)))
         except OSError:
@@ -267,9 +286,8 @@ def _write_page(
         for row, name in enumerate(names)
     ]
     about = f"{len(asked):,} {'query' if len(asked) == 1 else 'queries'}, nearest of {len(made):,} vectors by "
-    write_gallery(
-        page, f"{queries.name} in {index.name}", f"{about}{made.similarity}.", every, lambda r: data_uri(shown.get(r))
-    )
+    title = f"{shorten(queries) if source is None else source.name} in {index.name}"
+    write_gallery(page, title, f"{about}{made.similarity}.", every, lambda r: data_uri(shown.get(r)))
     pictured = any(shown.get(answer.row) for each in answers for answer in each)
     hint = "" if pictured else " (without pictures: nearfar embed --thumbnails 96, or --images FOLDER, brings them)"
     say(f"page: {page}{hint}")
@@ -290,7 +308,8 @@ def show(made: Index | DiskIndex, asked: Vectors, found: Neighbors) -> None:
     table.add_column("query", overflow="fold")
     table.add_column("nearest first, with scores", overflow="fold")
     for row, near in enumerate(Searcher(made).answers(found)[:SHOWN]):
-        line = ", ".join(f"{one.name} ({one.score:.3f})" for one in near)
+        between = "\n" if any(" " in one.name for one in near) else ", "
+        line = between.join(f"{one.name} ({one.score:.3f})" for one in near)
         name = str(row) if asked.name is None else asked.name[row]
         table.add_row(f"{name}{_unknown(made, near)}", line)
     console = Terminal()

@@ -40,7 +40,7 @@ def serve(
     requests: Annotated[int | None, typer.Option(min=1, help="Stop after this many searches.")] = None,
     trust_model: Trust = False,
 ) -> None:
-    """Answer searches over HTTP: POST /search, GET /health, GET /metrics, and a page to drop photographs on.
+    """Answer searches over HTTP: POST /search, GET /health, GET /metrics, and a page for photographs or sentences.
 
     There are no passwords and no encryption. To give others access, put it behind a server that has them.
     """
@@ -57,7 +57,8 @@ def serve(
 
     made = open_index(index)
     network = network_of(made, index, model, trust_model=trust_model)
-    searcher = Searcher(made, None if network is None else network.vector, max_results=max_results)
+    texts = network is not None and network.takes_texts
+    searcher = Searcher(made, None if network is None else network.vector, texts=texts, max_results=max_results)
     countdown = Countdown(requests)
     if max_per_client is None:
         max_per_client = 0 if is_loopback(host) else PER_CLIENT

@@ -249,11 +249,18 @@ def recommend(
     from nearfar.cli.recommend import recommend as propose
     from nearfar.data import open_data
     from nearfar.data._splits import classes_apart
-    from nearfar.train._recipe import are_photographs, recipe
+    from nearfar.train._recipe import are_photographs, recipe, recipe_for_texts
 
     data = open_data(name, path)
     apart, photographs = classes_apart(data.train, data.test), are_photographs(data)
     tree = recipe(data.train) if photographs else {"data": {}}
+    if name == "texts":
+        say(f"# These are {data.about}.")
+        tree |= recipe_for_texts(data.train) | {"data": {"name": name, "path": str(path)}}
+    if "batches" in tree:  # of pairs, about which the labels say nothing
+        say("# The queries of a batch are compared with its documents; no two of them are of one class.")
+        say(yaml.safe_dump(tree, sort_keys=False, default_flow_style=None), end="")
+        return
     found = propose(
         data.train.labels,
         batch_size=batch_size or (80 if photographs else 128),
@@ -261,6 +268,7 @@ def recommend(
         validation=tree["data"].get("validation", 0.1),
         test=apart,
         photographs=photographs,
+        rows=() if name == "texts" else None,  # those of pictures
     )
     for section, keys in found.config.items():
         named = section in ("loss", "batches")  # another loss has other arguments
