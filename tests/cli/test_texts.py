@@ -112,3 +112,11 @@ def test_a_dry_run_describes_texts(home):
     assert "NTXent" in run(home, "recommend", "texts", "--path", "a.csv")
     pairs_file(home / "p.csv")
     assert "name: Pairs" in run(home, "recommend", "texts", "--path", "p.csv")
+
+
+def test_a_report_shows_texts_and_reads_no_file_that_a_text_names(home):
+    """A text is never taken for the path of a picture."""
+    run(home, "report", "r", "-o", "page.html")
+    page = (home / "page.html").read_text(encoding="utf-8")
+    assert '"texts":true' in page
+    assert '"pictures":null' in page

@@ -116,11 +116,11 @@ def pictures_of(source: Path) -> Mapping[str, Any] | None:
     """The photographs of a run's test samples by name, if the run's data are files that still exist."""
     if not (source / "config.yaml").is_file():
         return None
-    from nearfar.data import ByName, Tensors
+    from nearfar.data import ByName, Tensors, Texts
     from nearfar.train._run import samples_of_test
 
     samples = samples_of_test(source)
-    return None if samples is None or isinstance(samples, Tensors) else ByName(samples)
+    return None if samples is None or isinstance(samples, Tensors | Texts) else ByName(samples)
 
 
 COMMANDS = (

@@ -5,6 +5,7 @@ A source is a pair of arrays, `Vectors`, a `vectors.npz` (x, y and optionally na
 """
 
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -119,6 +120,16 @@ def _sample_names(given: Any, rows: int) -> tuple[str, ...]:
     if len(words) != rows:
         raise ValueError(f"report: names must have one entry per row, but {len(words)} came for {rows} rows.")
     return words
+
+
+def are_sentences(names: Sequence[str]) -> bool:
+    """Whether most names are texts of several words, which the page then shows in place of classes.
+
+    >>> are_sentences(["lost my card", "play a song"]), are_sentences(["a/1.jpg"]), are_sentences(["row 17"])
+    (True, False, False)
+    """
+    spoken = sum(" " in name and not re.fullmatch(r"row \d+", name) for name in names)
+    return 2 * spoken > len(names)
 
 
 def _words(name: str, given: Any) -> tuple[str, ...]:

@@ -25,7 +25,7 @@ from nearfar.report._confusion import Row, confusion
 from nearfar.report._curves import curve_data, span
 from nearfar.report._decision import decision
 from nearfar.report._gallery import Query, gallery, nearest
-from nearfar.report._inputs import ImageReader, Inputs, Names, Source, read_inputs
+from nearfar.report._inputs import ImageReader, Inputs, Names, Source, are_sentences, read_inputs
 from nearfar.report._maps import MOST_FOR_TSNE, Map, flat_map, without_tsne
 from nearfar.report._pictures import Pictures
 from nearfar.report._similarities import SIMILARITIES, Metric
@@ -274,6 +274,7 @@ def page_data(
             "examples": [row.example for row in table if row.label in place],
         },
         "curves": [curve_data(panel, span(inputs.journal.panels)) for panel in inputs.journal.panels],
+        "texts": inputs.picture is None and are_sentences(inputs.names),
         "pictures": None,
         "atlas": None,
     }

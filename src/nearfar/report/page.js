@@ -15,10 +15,10 @@ function make(tag, settings = {}, ...children) {
 const className = (row) => data.classes[data.samples[row][0]];
 const sampleName = (row) => data.samples[row][1];
 
-// The picture of a row, or its class in words where there is none.
+// The picture of a row, or in words, where there is none, its text or its class.
 function picture(row) {
   const text = data.pictures && data.pictures.data[row];
-  if (!text) return make("span", { class: "words" }, make("span", {}, data.samples[row] ? className(row) : ""));
+  if (!text) return make("span", { class: "words" }, make("span", {}, data.samples[row] ? (data.texts ? sampleName(row) : className(row)) : ""));
   return make("img", { src: `data:${data.pictures.mime};base64,${text}`, alt: "", decoding: "async" });
 }
 
@@ -46,6 +46,7 @@ function press(group, value) {
   for (const button of group.children) button.setAttribute("aria-pressed", String(button.dataset.value === value));
 }
 
+if (data.texts) document.body.classList.add("texts");
 if (!data.pictures) document.body.classList.add("wordy");
 else if (data.pictures.ink) document.body.classList.add("ink");
 for (const place of document.querySelectorAll(".pic")) {
