@@ -21,6 +21,7 @@ from notebooks import FOLDER, cleared, executed  # noqa: E402
 SMALL = {
     "first_model": {"STEPS": 2, "PICTURES": 200},
     "from_pml": {"SIZES": (16, 32), "REPEATS": 1},
+    "text": {"STEPS": 3, "FILE": None},
     "worst_case": {"CLASSES": 8, "DRAWS": 50},
 }
 PATHS = sorted(FOLDER.glob("*.ipynb"))

@@ -49,9 +49,11 @@ class QueryNetwork:
 
     def vectors(self, source: Path) -> Vectors:
         """The vectors of a photograph, of all photographs in a folder or of a file of texts, with their names."""
+        pictures: Any
+        names: tuple[str, ...] | None
         if are_texts(source):
-            found = corpus(source).texts
-            pictures, names = found, tuple(found.names)
+            pictures = corpus(source).texts
+            names = tuple(pictures.names)
         elif source.is_dir():
             assumed = self.transform if isinstance(self.transform, Assumed) else Assumed(1)
             samples = read_samples(str(source), assumed=assumed, thumbnails=0)
