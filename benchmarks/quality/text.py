@@ -38,7 +38,7 @@ LOSSES = {
     "MultiSimilarity": {"name": "MultiSimilarity"},
     "ProxyAnchor": {"name": "ProxyAnchor", "scale": 8.0},
 }
-RATES, SEEDS, STEPS, HELD_OUT = (1e-4, 3e-4, 1e-3), (0, 1, 2), 200, 0.2
+RATES, SEEDS, STEPS, HELD_OUT = (1e-4, 3e-4, 1e-3), (0, 1, 2), 100, 0.2
 PRODUCTS = {
     "Abt-Buy": ("abt_buy_train", "abt_buy_valid", "abt_buy_test"),
     "WDC cameras": ("wdc_cameras_train_medium", None, "wdc_cameras_test"),
@@ -184,7 +184,7 @@ def run_products(done, folder, model):
             choose = offers(folder, valid_file)
         learn = pairs([row[:2] for row in rows if row[2]])
         whole = DataSet(data, learn, learn)
-        options = {"batches": {"name": "Pairs", "batch_size": 64}, "steps": 150}
+        options = {"batches": {"name": "Pairs", "batch_size": 64}, "steps": STEPS}
         frozen = prepare(settings(model, LOSSES["NTXent"], 1e-3, 0, **options), ALONE, whole)
         done(f"{data} frozen", lambda: judge_pairs(frozen, choose, test))  # noqa: B023
         for seed in SEEDS:
@@ -261,10 +261,10 @@ def main():
         "tokenizer": str(given.wordllama / "tokenizers" / "l2_supercat_tokenizer_config.json"),
     }
     data = clinc(given.data)
-    if "clinc" in given.parts:
-        run_clinc(done, data, model)
     if "products" in given.parts:
         run_products(done, given.data, model)
+    if "clinc" in given.parts:
+        run_clinc(done, data, model)
     if "minilm" in given.parts and given.minilm is not None:
         run_minilm(done, data, given.minilm)
     write(found)

@@ -54,7 +54,7 @@ def check(config: Config) -> None:
     """Raise an error for unknown names and options, before any data are read."""
     _check("loss", config.loss, LOSSES)
     _check("batches", config.batches, SAMPLERS)
-    if config.training.cross_batch_memory and config.batches.name != "MPerClass":
+    if config.training.cross_batch_memory and config.batches.name in ("Representatives", "Pairs"):
         raise ValueError(
             f"config: training.cross_batch_memory does not go with batches {config.batches.name}, which choose the "
             "pairs themselves; take MPerClass, or training.cross_batch_memory 0."
