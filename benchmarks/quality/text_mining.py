@@ -4,7 +4,8 @@
     python benchmarks/quality/text_mining.py DATA WORDLLAMA --only CLINC150 --cells 2
 
 DATA holds products/ and text/clinc150.json; WORDLLAMA is the folder of the package wordllama (token vectors 32,000 x
-256 and their tokenizer). A text is the mean of the vectors of its tokens, which are trained; three seeds.
+256 and their tokenizer). A text is the mean of the vectors of its tokens, which are trained with Adam; its rate .01 was
+chosen of 0, .001 and .01 by the validation pairs of Abt-Buy. Three seeds.
 
 **Products** (Abt-Buy, WDC cameras): offers that are linked by positive pairs are one class. Both arms take batches of
 `MinedNegatives`, 400 steps of 64 rows (anchor, one of its class, two negatives) with NTXent; only one of them is given
@@ -12,8 +13,8 @@ mined negatives (every 50 steps, guard margin 0). R@1: the right offer of each p
 of the test. Pair F1: at the threshold that is best on the validation pairs (WDC: the training pairs).
 
 **Small vectors** (CLINC150): 75 intents to learn from and the 75 others to test on; 200 steps of 128 rows with NTXent:
-plain, in `Nested` prefixes, with quantized rows. R@1 on every second test text, at fewer dimensions, against PCA of the
-training vectors; recall@10 of indices of codes, with training texts as queries.
+plain, in `Nested` prefixes, with rows quantized to bits. R@1 on every second test text at fewer dimensions, against PCA
+of the training vectors; recall@10 of indices of codes, with training texts as queries.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class Encoder(nn.Module):
 
 def train(encoder: Encoder, loss: nn.Module, sampler, rows: np.ndarray, y: Tensor, steps: int, mined: bool) -> None:
     """Train; `rows` are the texts of the samples 0, 1, ... of the sampler, `y` their classes."""
-    optimizer = torch.optim.Adam(encoder.parameters(), lr=1e-3)
+    optimizer = torch.optim.Adam(encoder.parameters(), lr=0.01)
     step = 0
     while step < steps:
         for batch in sampler:
@@ -149,7 +150,7 @@ def f1(said: np.ndarray, truth: np.ndarray) -> float:
 
 
 def clinc(data: Path, home: Path, arm: str, seed: int) -> dict[str, float]:
-    """R@1 on unseen intents at several widths, and with codes: "plain", "nested", "int8" or "bits" training."""
+    """R@1 on unseen intents at several widths, and with codes: "plain", "nested" or "bits" training."""
     record = json.loads((data / "text" / "clinc150.json").read_text(encoding="utf-8"))
     samples = [pair for part in ("train", "val", "test") for pair in record[part]]
     intents = sorted({intent for _, intent in samples})
@@ -160,7 +161,6 @@ def clinc(data: Path, home: Path, arm: str, seed: int) -> dict[str, float]:
     losses = {
         "plain": nf.losses.NTXent(temperature=0.1),
         "nested": nf.Nested(nf.losses.NTXent(temperature=0.1), dims=DIMS),
-        "int8": nf.losses.NTXent(temperature=0.1, similarity=Quantized("int8")),
         "bits": nf.losses.NTXent(temperature=0.1, similarity=Quantized("bits")),
     }
     if arm != "frozen":
@@ -173,19 +173,15 @@ def clinc(data: Path, home: Path, arm: str, seed: int) -> dict[str, float]:
     mean = nn.functional.normalize(x[rows]).mean(dim=0)
     axes = torch.linalg.svd(nn.functional.normalize(x[rows]) - mean, full_matrices=False).Vh
     turned = (nn.functional.normalize(x[test]) - mean) @ axes.T
-    turned_with = nn.functional.normalize(x[test]) @ axes.T
     for width in DIMS[:-1]:
         scores[f"PCA {width}"] = nf.evaluate(turned[:, :width], y[test], ks=(1,), resamples=0).recall[1]
-        scores[f"PCA {width}, not centered"] = nf.evaluate(
-            turned_with[:, :width], y[test], ks=(1,), resamples=0
-        ).recall[1]
     for dtype in ("int8", "bits"):
         scores[dtype] = nf.evaluate(quantize(x[test], dtype), y[test], ks=(1,), resamples=0).recall[1]
         with tempfile.TemporaryDirectory() as aside:
             index = build_index(f"{aside}/i", x[test], kind=dtype)
             asked = x[torch.from_numpy(rows[::20])]
             exact = neighbors(asked, x[test], k=10).places.tolist()
-            for effort in (1, 2, 4, 8, 16):
+            for effort in (1, 4, 8):
                 near = index.search(asked, 10, effort=effort).places.tolist()
                 hits = [len(set(a) & set(b)) / 10 for a, b in zip(near, exact, strict=True)]
                 scores[f"{dtype} index, recall@10 with {effort}k candidates"] = float(np.mean(hits))
@@ -207,7 +203,7 @@ def main() -> None:
         for seed in (SEEDS if arm != "frozen" else (0,))
     } | {
         f"CLINC150 / {arm} / {seed}": (clinc, arm, seed)
-        for arm in ("frozen", "plain", "nested", "int8", "bits")
+        for arm in ("frozen", "plain", "nested", "bits")
         for seed in (SEEDS if arm != "frozen" else (0,))
     }
     for key, (act, *words) in cells.items():

@@ -15,17 +15,17 @@ from nearfar.batches._sampler import Classes, GlobalBatches, Rows, State, as_ten
 class MinedNegatives(GlobalBatches):
     """Batches of groups: an anchor, other samples of its class, and hard negatives of the anchor, all as rows.
 
-    Every sample is an anchor once in an epoch. Its negatives are drawn from the row of a table that `nf.mine` gives for
-    the samples among themselves, see `update`; before the first update, and where the table has none left, samples of
-    other classes are drawn at random. No row occurs twice in a batch. A loss takes a batch like any other: with labels,
-    every pair of it counts.
+    Every sample that has another of its class is an anchor once in an epoch. Its negatives are drawn from its row of a
+    table that `nf.mine` gives for the samples among themselves, see `update`; before the first update, and where the
+    table has none left, samples of other classes are drawn at random. No row occurs twice in a batch. A loss takes a
+    batch like any other: with labels, every pair of it counts.
 
     In a training run, the table is mined anew after every `every` steps, with the network of that moment. The batches
     then depend on training, so that the sampler must not run ahead of it: use `num_workers=0` in the DataLoader.
 
     Args:
         labels: [n] whole numbers: a tensor, an array or a list.
-        batch_size: B; rounded down to whole groups.
+        batch_size: B; rounded down to whole groups, and to one for each anchor.
         samples: rows of the anchor's class in a group, with the anchor; fewer in a class that has fewer.
         negatives: hard negatives in a group.
         every: steps between two tables in a training run.
@@ -63,20 +63,22 @@ class MinedNegatives(GlobalBatches):
         self._classes = Classes(owner, labels)
         self.labels: Rows = np.empty(len(self._classes.rows), dtype=np.int64)
         self.labels[self._classes.rows] = self._classes.of  # numbers of classes
+        several = np.flatnonzero((self._classes.size > 1)[self.labels])
+        self._anchors: Rows = several if len(several) else np.arange(len(self.labels))
         wide = samples + negatives
         if samples < 2 or not wide <= batch_size <= len(self.labels):
             raise ValueError(
                 f"{owner}: batch_size must be from {max(2, samples) + negatives}, a group of samples (2 or more) and "
                 f"negatives, to the {len(self.labels)} samples, but came as {batch_size} with samples={samples}."
             )
-        self.groups = batch_size // wide
+        self.groups = min(batch_size // wide, len(self._anchors))
         super().__init__(batch_size=self.groups * wide, seed=seed, rank=rank, world=world)
         self.samples, self.negatives, self.every, self.k, self.margin = samples, negatives, every, k, margin
         self._table: Rows | None = None
         self._order: tuple[int, Rows] | None = None
 
     def __len__(self) -> int:
-        return -(-len(self.labels) // self.groups)
+        return -(-len(self._anchors) // self.groups)
 
     def update(self, places: Tensor) -> None:
         """Replace the table: [n, k] row numbers of negatives of each sample, -1 for none."""
@@ -108,9 +110,9 @@ class MinedNegatives(GlobalBatches):
     def _global(self, step: int) -> Rows:
         epoch, place = divmod(step, len(self))
         if self._order is None or self._order[0] != epoch:
-            self._order = epoch, self._random(epoch).permutation(len(self.labels))
+            self._order = epoch, self._random(epoch).permutation(self._anchors)
         # the last batch of an epoch is filled from the beginning of the same order
-        chosen = np.arange(place * self.groups, (place + 1) * self.groups) % len(self.labels)
+        chosen = np.arange(place * self.groups, (place + 1) * self.groups) % len(self._anchors)
         random, anchors = self._random(epoch, place), self._order[1][chosen]
         used = np.zeros(len(self.labels), dtype=bool)
         used[anchors] = True
