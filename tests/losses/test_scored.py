@@ -56,7 +56,7 @@ def test_without_pairs_to_compare_it_is_zero(labels):
 
 def test_what_is_no_list_of_pairs_is_one_sentence():
     rows, scores = torch.randn(4, 3), torch.rand(4)
-    for call in ({}, {"ref_emb": rows[:3]}, {"ref_emb": rows, "ids": torch.arange(4)}):
+    for call in ({"ref_emb": rows[:3]}, {"ref_emb": rows, "ids": torch.arange(4)}):
         with pytest.raises(ValueError, match="CoSENT: scores are those of pairs of a row and a reference row"):
             CoSENT()(rows, scores, **call)
     with pytest.raises(ValueError, match="CoSENT: scored pairs have no explanation"):

@@ -11,7 +11,7 @@ from nearfar._utils.tensors import check_embeddings, check_placed
 from nearfar.distributed._agreement import LossSummary, agree
 from nearfar.losses.explanation import Explanation
 from nearfar.losses.robust import Call, Loss
-from nearfar.losses.scored import takes_scores
+from nearfar.losses.scored import are_scores, takes_scores
 from nearfar.relations.relation import Relation
 
 
@@ -155,7 +155,7 @@ def _problem(loss: nn.Module, call: Call) -> Exception | None:
             check_placed(call.owner, loss, call.embeddings.device)
         if call.indices is not None:
             raise ValueError("Distributed: an index tuple knows one rank's rows only; use miner= on the loss instead.")
-        if not (takes_scores(loss) and isinstance(call.labels, Tensor) and call.labels.is_floating_point()):
+        if not (takes_scores(loss) and are_scores(call)):
             _check_ids(call, call.relation())
     except (TypeError, ValueError) as found:
         return found

@@ -9,20 +9,33 @@ from torch.nn.functional import softplus
 
 from nearfar._utils.settings import Positive
 from nearfar._utils.tensors import check_reference_rows, widen
+from nearfar.groups import Sign
+from nearfar.groups._groupings import Product
+from nearfar.losses.arguments import Had
 from nearfar.losses.explanation import Explanation
 from nearfar.losses.factors import Factors
 from nearfar.losses.recipe import Recipe
 from nearfar.losses.robust import Call
 from nearfar.pairs import Linear
+from nearfar.relations.relation import Relation
 from nearfar.sets import KL
 
 __all__ = ["CoSENT"]
+
+
+BOTH_SIGNS = Sign()
+BOTH_SIGNS.needs = "both"
 
 
 def takes_scores(loss: Any) -> bool:
     """Whether a loss, or the one that it wraps, can be called with the scores of pairs."""
     inner = getattr(loss, "loss", None)
     return bool(getattr(loss, "scored", False)) or (inner is not None and takes_scores(inner))
+
+
+def are_scores(call: Call) -> bool:
+    """Whether the labels of a call are scores of pairs of a row and a reference row."""
+    return isinstance(call.labels, Tensor) and call.labels.is_floating_point() and call.ref_emb is not None
 
 
 class CoSENT(Recipe, without=("miner",)):
@@ -55,22 +68,27 @@ class CoSENT(Recipe, without=("miner",)):
     temperature: Positive = 0.05
 
     def factors(self) -> Factors:  # noqa: D102
-        return Factors(pair=Linear(scale=1 / self.temperature), over=KL(1.0, normalized=False), groups="sign")
+        return Factors(pair=Linear(scale=1 / self.temperature), over=KL(1.0, normalized=False), groups=BOTH_SIGNS)
 
     def _value(self, call: Call) -> Tensor:
-        if isinstance(call.labels, Tensor) and call.labels.is_floating_point():
+        if isinstance(call.labels, Tensor) and are_scores(call):
             return self._of_scores(call, call.labels)
         value = super()._value(call)
         return torch.where(self._has_both(call), softplus(value, threshold=40.0), 0.0)
 
     def _explanation(self, call: Call) -> Explanation:
-        if isinstance(call.labels, Tensor) and call.labels.is_floating_point():
+        if are_scores(call):
             raise ValueError(f"{self.owner}: scored pairs have no explanation; give classes, or a Relation.")
         found = super()._explanation(call)
         share = torch.where(self._has_both(call), torch.sigmoid(found.value), 0.0)
         more: Any = {name: getattr(found, name) * share for name in ("influence", "pull")}
         value = torch.where(self._has_both(call), softplus(found.value, threshold=40.0), 0.0)
         return replace(found, value=value, weighted_loss=found.weighted_loss * float(share), **more)
+
+    def _warn(self, call: Call, relation: Relation, product: Product, had: Had | None) -> None:
+        """Warn if the batch lacks pairs of a sign; they need not be of the same anchor."""
+        found = None if had is None else Had(*(x.any().expand_as(x) for x in (had.had_positive, had.had_negative)))
+        super()._warn(call, relation, product, found)
 
     def _has_both(self, call: Call) -> Tensor:
         """Whether the batch has positive and negative pairs; an empty sum is 0, not e^0."""
@@ -83,7 +101,8 @@ class CoSENT(Recipe, without=("miner",)):
     def _of_scores(self, call: Call, labels: Tensor) -> Tensor:
         """The loss of pairs of a row and a reference row [n], by their scores [n]."""
         n, more = len(call.embeddings), (call.ref_labels, call.indices, call.ids, call.ref_ids)
-        if call.ref_emb is None or labels.shape != (n,) or len(call.ref_emb) != n or any(x is not None for x in more):
+        assert call.ref_emb is not None  # noqa: S101 - `are_scores`
+        if labels.shape != (n,) or len(call.ref_emb) != n or any(x is not None for x in more):
             raise ValueError(
                 f"{self.owner}: scores are those of pairs of a row and a reference row, so labels must be a tensor "
                 f"[{n}], ref_emb must have {n} rows, and nothing else may be given."
