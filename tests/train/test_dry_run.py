@@ -100,6 +100,7 @@ KEEPING = {
         "batches": {"name": "Representatives", "batch_size": 12, "hard_classes": True},
         "optimizer": {"proximal": 1.0},
     },
+    "mined negatives": {"batches": {"name": "MinedNegatives", "batch_size": 12}},
     "projections that converge": {"batches": {"name": "Representatives", "batch_size": 12, "steps": "converged"}},
 }
 

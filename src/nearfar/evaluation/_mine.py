@@ -31,6 +31,7 @@ from nearfar.evaluation._index import SearchIndex
 from nearfar.evaluation._inputs import demand_classes, read_inputs
 from nearfar.evaluation._ranking_keys import BLOCK, METRICS, Metric, Rows, pair_keys, spaces
 from nearfar.evaluation._ranking_keys import scores as scores_of
+from nearfar.evaluation._retrieval import check_sides
 from nearfar.evaluation._vectors import Vectors
 from nearfar.evaluation.parallel import check_rows, current_group, merge_rows, share, single_process
 
@@ -157,17 +158,12 @@ class Search:
     ) -> None:
         given = read_inputs("mine", embeddings, labels, ref_emb, ref_labels)
         self.rule, self.itself, self.index = rule, given.ref is None, index
-        self.x, self.ref = _same_type(given.x, given.x if given.ref is None else given.ref)
         self.y = demand_classes("mine", given.y)
+        check_sides("mine", given.x, self.y, given.ref, given.ref_y)
         self.ref_y = self.y if given.ref_y is None else given.ref_y
-        if len(self.y) != len(self.x) or len(self.ref_y) != len(self.ref) or (not self.itself and given.ref_y is None):
-            raise ValueError("mine: each query and each reference needs a label; pass labels and ref_labels.")
+        self.x, self.ref = _same_type(given.x, given.x if given.ref is None else given.ref)
         if not len(self.x) or not len(self.ref):
             raise ValueError(f"mine: {len(self.x)} queries and {len(self.ref)} references came; both must have rows.")
-        for name, rows in (("embeddings", self.x), ("ref_emb", self.ref)):
-            check_rows("mine", name, rows)
-        if self.ref.shape[1] != self.x.shape[1]:
-            raise ValueError(f"mine: ref_emb must be {self.x.shape[1]} wide like embeddings, not {self.ref.shape[1]}.")
         if index is not None and (len(index), index.width) != tuple(self.ref.shape):
             raise ValueError(f"mine: the index must be of the {len(self.ref)} references, but is {index!r}.")
         if index is not None and index.similarity != rule.similarity:
