@@ -42,17 +42,15 @@ def finish(
     low: torch.dtype | None = None,
     tile: int | None = None,
     ranks: ProcessGroup = ALONE,
-    dual: Callable[[Tensor], Tensor] | None = None,
 ) -> Found | None:
     """The loss by the operators; None where another engine must serve.
 
     Rows and columns are prepared, in float64 where distances of near rows need it; where the layout is square, the
     columns are the rows. `low` is the dtype of the kernels' matrix products, None for strips in PyTorch, of `tile` rows
-    each; the processes `ranks` share the rows. `dual` replaces the folded number t [n] of each row, for instance by one
-    that is kept between batches (`Layout.groups` names its sample); weights are then e^{(l - t)/γ} with the new t.
+    each; the processes `ranks` share the rows.
     """
     try:
-        call = OperatorCall(product, layout, rows, cols, low, tile, ranks, dual=dual)
+        call = OperatorCall(product, layout, rows, cols, low, tile, ranks)
         value = call.restore(_finisher(product)(call)).to(rows.dtype)
     except RefusalError:
         return None
@@ -148,9 +146,6 @@ def _fold_side(call: OperatorCall, side: str, of: UncertaintySet, *, turned: boo
         return _fold_both(call, of, fold, sign=-1).to(call.rows.dtype), call.has_negative()
     t, size, seen, _, _, held = call.fold(side, of, fold, turned=turned)
     value = group_value(of, fold, None, None, call.grouped(t), call.grouped(size))
-    if call.dual is not None and side != "positive" and fold.kind == "exp":
-        kept = call.dual(value.detach())
-        value = kept + fold.gamma * torch.expm1((value - kept) / fold.gamma)
     if fold.held:
         value = value + (held - value).detach()
     return value.to(call.rows.dtype), seen > 0

@@ -1,7 +1,6 @@
 """`OperatorCall`: runs the operators on `Rows` with the parameters of the pair losses; and values of folded groups."""
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -29,9 +28,8 @@ HELD = 2**20  # maximum number of losses that strips hold for a top-K set: 24 MB
 class OperatorCall(Rows):
     """The operators applied to the rows and columns of one call; arguments as in `finish`."""
 
-    def __init__(self, *given: Any, dual: Callable[[Tensor], Tensor] | None = None) -> None:
+    def __init__(self, *given: Any) -> None:
         super().__init__(*given)
-        self.dual = dual
         self.measure = None if self.gathered is None else self.gathered.measure
         self._near: Tensor | None = None
         self.floor: Tensor | None = None

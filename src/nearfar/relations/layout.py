@@ -45,8 +45,6 @@ class Layout:
     width: int | None = None  # the largest number of positive columns of a row, if the caller knows it
     # the pairs that are not negative, as a list, if labels do not determine them (only for strips)
     listed: Listed | None = None
-    # [n] the group of an outer problem that each row belongs to, such as its sample; None if not needed
-    groups: Tensor | None = None
 
     def ranked(self) -> Layout:
         """The layout with labels as int32 ranks, which `count` needs; reads nothing."""

@@ -339,7 +339,6 @@ class _Labels(Relation):
             itself=itself,
             symmetric=self.square and self._projection is None and self._among is None,
             width=self._width if ids is None else None,
-            groups=self._given.ids,
         )
 
     def sorted_layout(self) -> Layout | None:
