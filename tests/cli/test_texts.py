@@ -8,7 +8,8 @@ import pytest
 import torch
 import vision
 from needs import need
-from shell import run
+from runs import journal
+from shell import alone, run
 from texts import classes_file, encoder_folder, pairs_file, write_csv
 
 vision.mend()
@@ -120,3 +121,15 @@ def test_a_report_shows_texts_and_reads_no_file_that_a_text_names(home):
     page = (home / "page.html").read_text(encoding="utf-8")
     assert '"texts":true' in page
     assert '"pictures":null' in page
+
+
+def test_two_processes_train_on_pairs_as_one(tmp_path):
+    need("accelerate")
+    pairs_file(tmp_path / "p.csv", negatives=1)
+    steps = ("--training.steps", 3, "--training.evaluate_every", 3, "--training.diagnose_every", 0)
+    words = ("train", "--data.path", "p.csv", "--batches.batch_size", 6, *steps)
+    losses = []
+    for name, more in (("one", ()), ("two", ("--processes", 2))):
+        alone(tmp_path, *words, "--run", name, *more)
+        losses.append([line["loss"] for line in journal(tmp_path / name) if "loss" in line])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)

@@ -113,6 +113,8 @@ BAD = {
     "split": ("text,label,split\na,b,dev\n", "must be train or test"),
     "nothing": ("text,label\n", "holds no rows"),
     "one side": ("text,label,split\na,b,train\n", "no sample .* is for test"),
+    "scores": ("query,document,score\na,b,0.5\n", "pairs with a column score, but every pair .* must be right"),
+    "marks": ("question,answer,label\na,b,0\n", "pairs with a column label"),
     "one query": ("query,document\na,b\n", "two classes or more"),
 }
 

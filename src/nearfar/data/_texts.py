@@ -24,6 +24,7 @@ TEXT = ("text", "sentence", "utterance")
 LABEL = ("label", "class", "intent")
 QUERY = ("query", "anchor", "question")
 DOCUMENT = ("document", "positive", "answer")
+SCORE = ("score", "similarity")
 NEGATIVE = "negative"  # then negative_1, negative_2, ... or, in JSONL and Parquet, one list called negatives
 MORE = ("id", "split")
 FORMATS = (".csv", ".jsonl", ".parquet")
@@ -257,6 +258,12 @@ def _unlabeled(path: Path, found: list[str], *, documents: bool) -> Corpus:
 
 def _need_layout(path: Path, columns: Sequence[str], alone: bool) -> Layout:
     found = layout_of(columns)
+    graded = next((name for name in (*SCORE, *LABEL) if name in columns), None)
+    if found is not None and found.label is None and graded is not None:
+        raise ValueError(
+            f"texts: {path} holds pairs with a column {graded}, but every pair of a query and a document must be right; "
+            "leave the wrong ones out, or put them in a column negative, and the column too."
+        )
     single = next((name for name in (*TEXT, *QUERY, *DOCUMENT) if name in columns), None)
     if found is None and alone and single is not None:
         return Layout((single,))
