@@ -66,13 +66,13 @@ class Texts:
         return text if self.queries is None or self.queries[index] else Document(text)
 
     def part(self, rows: Labels, labels: Labels | None = None) -> Texts:
-        """Some of the texts; of pairs the records whose queries are among them, with all texts of these records."""
+        """Some of the texts; of pairs, all texts of the records whose queries are among them."""
         given, records = self.labels if labels is None else self.labels.copy(), None
         if labels is not None:
             given[rows] = labels
         if self.records is not None and self.queries is not None:
             records = self.records[np.isin(self.records[:, 0], rows)]
-            rows = np.union1d(rows, records)
+            rows = np.unique(records)
             records = np.searchsorted(rows, records)
         present, renumbered = np.unique(given[rows], return_inverse=True)
         return Texts(
@@ -261,8 +261,8 @@ def _need_layout(path: Path, columns: Sequence[str], alone: bool) -> Layout:
     graded = next((name for name in (*SCORE, *LABEL) if name in columns), None)
     if found is not None and found.label is None and graded is not None:
         raise ValueError(
-            f"texts: {path} holds pairs with a column {graded}, but every pair of a query and a document must be right; "
-            "leave the wrong ones out, or put them in a column negative, and the column too."
+            f"texts: {path} holds pairs with a column {graded}, but all pairs must be right; leave the wrong ones "
+            "and the column out, or name a column of wrong documents negative."
         )
     single = next((name for name in (*TEXT, *QUERY, *DOCUMENT) if name in columns), None)
     if found is None and alone and single is not None:
