@@ -92,7 +92,8 @@ def test_samples_are_embedded_first_and_both_go_on(home, monkeypatch):
         (["v.npz", "--scores", "a,b"], "--scores must be two numbers"),
         (["v.npz", "--gallery", "g.npz", "--teacher", "v.npz"], "--teacher judges samples among themselves"),
         (["v.npz", "x.npz", "more"], "one DATA is taken"),
-        (["x.npz"], "hold"),
+        (["m.pt", "x.npz", TRUST], "x.npz holds no classes (y, or a folder for each)"),
+        (["x.npz"], "x.npz holds no y, the classes of its vectors"),
         (["v.npz", "-o", "full"], "full holds other files (note.txt); name a new folder"),
     ],
 )

@@ -39,6 +39,7 @@ EXAMPLES = {
     "export": ["s.safetensors", "-o", "e.safetensors"],
     "index": ["v.npz", "-o", "e.npz", "--calibration", "a.json"],
     "losses": [],
+    "mine": ["v.npz", "--gallery", "g.npz", "--index", "i.npz"],
     "recommend": ["vectors", "--path", "v.npz"],
     "report": ["v.npz", "-o", "e.html", "--images", "photos", "--calibration", "a.json"],
     "reproduce": ["profs", "--quick", "--path", "photos", "--weights", "s.safetensors"],
@@ -114,8 +115,8 @@ CASES = [(name, each.opts[0], source) for name in EXAMPLES for each in outputs(n
 
 def test_there_is_something_to_test():
     assert {name for name, *_ in CASES} == {
-        "calibrate", "diagnose", "embed", "evaluate", "export", "index", "inspect", "report", "reproduce", "search",
-        "train", "tune",
+        "calibrate", "diagnose", "embed", "evaluate", "export", "index", "inspect", "mine", "report", "reproduce",
+        "search", "train", "tune",
     }  # fmt: skip
     assert len(CASES) > 20
 

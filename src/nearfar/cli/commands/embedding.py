@@ -100,10 +100,11 @@ def compute(
     on_corrupt: Any = "stop",
     trust_model: bool = False,
     dtype: str = "float32",
+    labeled: bool = False,
 ) -> str | None:
     """Write the embeddings, and return what to print; None on ranks other than the first.
 
-    Chunks that were computed stay beside the output until `clear_parts`.
+    Chunks that were computed stay beside the output until `clear_parts`. With `labeled`, samples must have classes.
     """
     from nearfar.cli.commands.inputs import read_samples
     from nearfar.cli.commands.networks import load_model
@@ -114,6 +115,8 @@ def compute(
     with Progress(f"reading {data}", shown=not drawn and is_first()), rephrase_errors():
         options: dict[str, Any] = {"thumbnails": thumbnails, "on_corrupt": on_corrupt}
         samples = read_samples(str(data), assumed=assumed, **options)
+    if labeled and samples.y is None:
+        raise ValueError(f"{data} holds no classes (y, or a folder for each), and negatives are of other classes.")
     key = hashlib.sha256(f"{samples.digest} {batch_size} {network.digest}".encode()).hexdigest()[:16]
     parts = output.with_name(f".{output.name}.{key}.parts")
     with rephrase_errors():

@@ -84,7 +84,7 @@ def _embed(model: Path, data: Path, output: Path, batch_size: int, trust_model: 
     from nearfar.evaluation._chunks import Chunks
 
     rank, world = place()
-    lines = compute(model, data, output / OWN, batch_size=batch_size, trust_model=trust_model)
+    lines = compute(model, data, output / OWN, batch_size=batch_size, trust_model=trust_model, labeled=True)
     joined = Chunks("mine", output / ".embedded")
     if lines is not None:
         joined.mark_done(rank, world, name_of_launch())
