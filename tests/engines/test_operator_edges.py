@@ -174,7 +174,7 @@ def test_columns_of_references_need_no_generic_strips(monkeypatch):
     def refuse(*given):
         raise AssertionError("the operators refused")
 
-    monkeypatch.setattr(auto.Way, "_strips", refuse)
+    monkeypatch.setattr(auto.generic, "evaluate", refuse)
     y = torch.arange(40) % 7
     more = {"ref_emb": rows(30, seed=1), "ref_labels": y[:30]}
     dense, tiled = (L.LiftedStructure(engine=engine)(rows(40), y, **more) for engine in ("dense", "tiled"))

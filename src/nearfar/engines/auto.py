@@ -119,20 +119,15 @@ class Way:
             y = x if square else cols.detach().requires_grad_(learns and wants[1])
             found = self.found(x, y)
             if found is None:
-                return None if self.low is not None else self._strips(rows, cols, wants, grad_output)
+                if self.low is not None:
+                    return None
+                given = self.product, self.relation, rows.detach(), cols.detach(), wants, self.tile, self.ranks
+                return generic.evaluate(generic.PlainStrips(*given), grad_output)
             value, *had = found
             leaves = (x, None if square else y, *params) if learns else ()
             gradients = gradient(value, leaves, grad_output, materialize_grads=True)
             gradients = [z if z is None else self.ranks.sum(z) for z in gradients]
         return value.detach(), gradients or [None] * len(inputs), had[0], had[1]
-
-    def _strips(
-        self, rows: Tensor, cols: Tensor, wants: tuple[bool, ...], grad_output: Tensor | None
-    ) -> generic.Made | None:
-        strips = generic.PlainStrips(
-            self.product, self.relation, rows.detach(), cols.detach(), wants, self.tile, self.ranks
-        )
-        return generic.evaluate(strips, grad_output)
 
     def again(self, inputs: tuple[Tensor, ...], grad_output: Tensor) -> list[Tensor | None]:
         """The gradients of unreduced values; for second derivatives by the dense engine, with an autograd graph."""

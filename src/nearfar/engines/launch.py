@@ -28,17 +28,9 @@ class Area(NamedTuple):
 class Launch:
     """One call of the kernels on rows [n, d] and columns [m, d] (None: the columns are the rows); see `Operator`."""
 
-    def __init__(
-        self,
-        spec: Spec,
-        rows: Tensor,
-        cols: Tensor | None,
-        offset: Tensor | None,
-        score: Tensor | None,
-        floor: Tensor | None,
-        vectors: Sequence[Tensor],
-    ) -> None:
-        self.spec, self.square, self.score = spec, cols is None, score
+    def __init__(self, spec: Spec, *given: Any) -> None:
+        rows, cols, offset, self.score, floor, vectors = given
+        self.spec, self.square = spec, cols is None
         self.rows, self.cols, self.type = rows, rows if cols is None else cols, LOW[spec.dtype]
         self.blocks = _blocks(rows, self.type)
         self.n, self.m = len(rows), len(self.cols)

@@ -32,7 +32,6 @@ from nearfar.engines.auto import LEAST, choose
 from nearfar.engines.known_gradient import KnownGradient, gradient
 from nearfar.engines.recording_key import Settings, settings
 from nearfar.groups._groupings import Product
-from nearfar.sets.base import UncertaintySet
 
 __all__ = ["DEVICES", "PAIRS", "Replays", "call_key", "replayed", "settings", "watched", "widest"]
 
@@ -102,22 +101,17 @@ def _large(loss: Any, core: Any, call: Any, product: Product) -> bool | None:
     if core.engine == "auto" and n * m <= most and (not triplets or n * m * m <= TRIPLETS):
         return False
     product, plan = core._planned(product, n)
+    folds = [x.fold() for x in (product.over_positive, product.over_negative)]
     if (
         device in TRACED
         or loss is not core
         or core.composed
         or n * m > FUSED
-        or any(reads_device(x) for x in (product.over_positive, product.over_negative))
+        or any(fold is not None and fold.kind in ("top", "moments") for fold in folds)  # read how many members count
     ):
         return None
     way = choose(core, call, core._relation(call), product, plan)
     return True if way is not None and way.low is not None else None
-
-
-def reads_device(of: UncertaintySet) -> bool:
-    """Whether the engine reads from the device how many members count, which a recording cannot do."""
-    fold = of.fold()
-    return fold is not None and fold.kind in ("top", "moments")
 
 
 def widest(labels: Tensor, others: Tensor) -> int:

@@ -7,9 +7,10 @@ is cheaper than writing them to memory and reading them back.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -48,17 +49,9 @@ class Tile:
 class Tiles:
     """One call of an operator on rows [n, d] and columns [m, d] (None: the columns are the rows); see `Operator`."""
 
-    def __init__(
-        self,
-        spec: Spec,
-        rows: Tensor,
-        cols: Tensor | None,
-        offset: Tensor | None,
-        score: Tensor | None,
-        floor: Tensor | None,
-        vectors: Sequence[Tensor],
-    ) -> None:
-        self.spec, self.square, self.score = spec, cols is None, score
+    def __init__(self, spec: Spec, *given: Any) -> None:
+        rows, cols, offset, self.score, floor, vectors = given
+        self.spec, self.square = spec, cols is None
         self.x = rows.detach()
         self.y = self.x if cols is None else cols.detach()
         self.n, self.m = len(self.x), len(self.y)
