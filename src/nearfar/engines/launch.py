@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from nearfar._utils.tensors import uses_tf32
-from nearfar.engines.spec import LOW, SIDES, Spec
+from nearfar.engines.spec import LOW, SIDES, Inputs, Spec
 from nearfar.relations.layout import NEGATIVE, POSITION, POSITIVE, Layout
 
 __all__ = ["Area", "Launch", "on_device"]
@@ -28,8 +28,8 @@ class Area(NamedTuple):
 class Launch:
     """One call of the kernels on rows [n, d] and columns [m, d] (None: the columns are the rows); see `Operator`."""
 
-    def __init__(self, spec: Spec, *given: Any) -> None:
-        rows, cols, offset, self.score, floor, vectors = given
+    def __init__(self, spec: Spec, *inputs: *Inputs) -> None:
+        rows, cols, offset, self.score, floor, vectors = inputs
         self.spec, self.square = spec, cols is None
         self.rows, self.cols, self.type = rows, rows if cols is None else cols, LOW[spec.dtype]
         self.blocks = _blocks(rows, self.type)

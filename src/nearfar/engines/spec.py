@@ -12,7 +12,7 @@ from nearfar._utils.tensors import over
 from nearfar.pairs import PairForm
 
 __all__ = ["ALL", "AROUND", "BELOW_TOP", "LINE", "LOSSES", "LOW", "MOMENTS", "NEGATIVE", "PACE", "POSITIVE", "POWER",
-           "REACH", "SHAPES", "SIDES", "SIMILARITIES", "SOFTPLUS", "Spec", "fold_outputs"]  # fmt: skip
+           "REACH", "SHAPES", "SIDES", "SIMILARITIES", "SOFTPLUS", "Inputs", "Spec", "fold_outputs"]  # fmt: skip
 
 SIMILARITIES = ("dot", "squared", "distance")
 SHAPES = ("line", "power", "softplus", "pace")
@@ -26,6 +26,8 @@ LOW = (torch.float32, torch.bfloat16, torch.float16)
 REACH = 68.0
 """Exponents within ±REACH need no largest loss as level: their sums over 2^20 pairs fit in float32."""
 FLOATS = 15
+Inputs = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Sequence[Tensor]]
+"""Rows, columns (None: the rows), learned offset, scores of positives, floor, vectors; see `Operator`."""
 
 
 @dataclass(frozen=True)

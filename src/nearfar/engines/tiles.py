@@ -10,12 +10,11 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from nearfar.engines.spec import ALL, LINE, MOMENTS, NEGATIVE, PACE, POSITIVE, POWER, SOFTPLUS, Spec
+from nearfar.engines.spec import ALL, LINE, MOMENTS, NEGATIVE, PACE, POSITIVE, POWER, SOFTPLUS, Inputs, Spec
 from nearfar.relations.layout import list_own
 
 __all__ = ["FAR", "Tile", "TileGradients", "Tiles", "descend_"]
@@ -49,8 +48,8 @@ class Tile:
 class Tiles:
     """One call of an operator on rows [n, d] and columns [m, d] (None: the columns are the rows); see `Operator`."""
 
-    def __init__(self, spec: Spec, *given: Any) -> None:
-        rows, cols, offset, self.score, floor, vectors = given
+    def __init__(self, spec: Spec, *inputs: *Inputs) -> None:
+        rows, cols, offset, self.score, floor, vectors = inputs
         self.spec, self.square = spec, cols is None
         self.x = rows.detach()
         self.y = self.x if cols is None else cols.detach()
