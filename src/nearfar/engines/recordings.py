@@ -61,10 +61,12 @@ def replayed(loss: Any, core: Any, call: Any) -> Tensor | None:
     The engine and groups of the product in it, `core`, decide whether a recording is worth its memory.
     """
     given = (call.embeddings, call.labels, call.ref_emb, call.ref_labels, call.ids, call.ref_ids)
+    device = call.embeddings.device
+    if device.type in TRACED and len(call.embeddings) * len(call.reference) >= LEAST[device.type].operators:
+        return None  # too large to be recorded there
     product = core.product
     if product.reduction == "none" or call.indices is not None or call.ranks is not None or call.labels is None:
         return None
-    device = call.embeddings.device
     if not all(x is None or (type(x) in TENSORS and x.device == device) for x in given) or watched():
         return None
     told = settings(loss, product.parts, device)
