@@ -90,9 +90,10 @@ def main() -> None:
     work(torch.bfloat16, 0, [place, near], near, itself=1, shape=1, similarity=2).fold()
     work(torch.bfloat16, 7, [place, near, *saved], near, itself=2, shape=2, band=1, drop=1).weigh()
     above = work(torch.bfloat16, half=2)
-    (strip,) = above.strips(2**20, half=True)
+    (area,) = above.areas(2**20, half=True)
     into = torch.zeros(2, dtype=torch.int32), torch.zeros(9, dtype=torch.int64), torch.zeros(9, dtype=torch.int64)
-    above.collect(strip, torch.zeros(()), torch.zeros(strip.tall, strip.wide), into, (9, 9))
+    tensors = torch.zeros(()), torch.zeros(area.tall, area.wide), *into
+    above.start(_kernels_pairs.collect, area, tensors, 9, 9, SIDE=0, HALF=2)
     rows = torch.zeros(ROWS, WIDTH)
     for rest, far in (([], 0), ([rows, rows], 1)):
         work(torch.float32, 0, [place, *rest], similarity=far).near()

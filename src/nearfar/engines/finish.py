@@ -233,7 +233,7 @@ def _moments(call: OperatorCall, of: UncertaintySet, losses: Tensor, measure: Te
 
     with torch.no_grad():
         while True:
-            found = call.fold("negative", of, fold, whole=False, sums=MOMENTS, level=max(level, -FAR), about=about)
+            found = call.fold("negative", of, fold, one_group=False, sums=MOMENTS, level=max(level, -FAR), about=about)
             total, size, second = (call.gather(found[place]).sum() for place in (4, 1, 5))
             least = call.ranks.largest(-found[3].amin()).neg()
             inside = weight * (every > level)

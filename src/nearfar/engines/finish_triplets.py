@@ -29,7 +29,7 @@ def finish_triplets(call: OperatorCall) -> Tensor:
     of, rule = call.product.over_negative, rule_of(call)
     band = {} if rule.keep is None else {"band": 1, "low": -rule.keep.margin, "high": 0.0}
     if call.strips:
-        band |= {"half": 0, "full": 1, "whole": int(torch.is_grad_enabled())}
+        band |= {"half": 0, "full": 1, "one_group": int(torch.is_grad_enabled())}
     spec, form = call.spec(call.product.negative, "negative", drop=int(of.zero == "drop"), **band)
     real = call.positives.measure.to(call.rows.dtype)
     near = real if call.strips else call.near  # strips take the scores of positives from their tiles

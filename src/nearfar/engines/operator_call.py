@@ -122,10 +122,10 @@ class OperatorCall(Rows):
             spec = replace(spec, **self._level(form, fold))
             if self.strips and spec.sums == BELOW_TOP:
                 spec = replace(spec, half=0, full=1)
-        whole = more.get("whole", not self.product.groups.per_anchor)
-        whole = whole and self.strips and spec.sums != BELOW_TOP and self.ranks.world == 1
-        keep = not whole and self.learns and not torch.compiler.is_compiling()
-        spec = replace(spec, whole=int(whole and self.learns), keep=int(keep))
+        one_group = more.get("one_group", not self.product.groups.per_anchor)
+        one_group = one_group and self.strips and spec.sums != BELOW_TOP and self.ranks.world == 1
+        keep = not one_group and self.learns and not torch.compiler.is_compiling()
+        spec = replace(spec, one_group=int(one_group and self.learns), keep=int(keep))
         rows, cols, pairs = self.rows, self._columns, self.pairs
         if self.stored and not turned and (spec.half, spec.full) == (int(self.symmetric), 0) and side != "positive":
             pairs = [*pairs, *self.stored]
@@ -187,8 +187,8 @@ class OperatorCall(Rows):
         With `values`, only the largest losses [n], -inf for a row without members.
         """
         pair = pair or _order(self.product.negative)
-        more = {"whole": int(values), "keep": int(values and self.strips)}
-        spec, form = self.spec(self.product.negative, side, form=pair, high=self.high, **more)
+        keep = int(values and self.strips)
+        spec, form = self.spec(self.product.negative, side, form=pair, high=self.high, keep=keep)
         offset = None if form.offset is None else form.offset.detach()
         columns = None if self.square else self.cols.detach()
         top, place, ties = operators.hardest(spec, self.rows.detach(), columns, offset, None, self.floor, self.pairs)

@@ -122,7 +122,7 @@ def _weigh(spec: Spec, given: tuple[Any, ...], found: Sequence[Tensor], grad: Te
     """The gradients of `fold`, from its outputs and dF/dt."""
     *inputs, vectors = given
     _, _, _, level, norm, _, by_score, *kept = found
-    if spec.whole:  # dF/dt divided by the norm is the same for all rows with members
+    if spec.one_group:  # dF/dt divided by the norm is the same for all rows with members
         pull = grad if spec.sums in (LOSSES, MOMENTS) else torch.where(norm > 0, grad / norm, 0.0)
         by_row, by_col, learned = (x * pull[pull.abs().argmax()].to(x.dtype) for x in kept)
     else:
@@ -143,13 +143,13 @@ def _weigh_near(spec: Spec, given: tuple[Any, ...], found: Sequence[Tensor], gra
 weigh = Operator("weigh", 3, _gradients)
 fold = Operator("fold", 10, _folded, _weigh)
 """t; Σ w; number of members; level; Σ w·e^{(l - level)/γ}; Σ p·l, each [n] in float64; gradients of `score` up to
-their factor; gradients of rows, columns and offset up to a factor (`Spec.whole`), or one saved tensor for `weigh` and
-two empty ones. With moments: Σ w·∫p dl; Σ w and number of members above the level; their least loss; Σ w(l - about) and
-Σ w(l - about)². Triplets: Σ l, Σ w and number of negatives; strips take the scores of positives from their tiles, so
-that equal scores are equal to the last bit."""
+their factor; gradients of rows, columns and offset up to a factor (`Spec.one_group`), or one saved tensor for `weigh`
+and two empty ones. With moments: Σ w·∫p dl; Σ w and number of members above the level; their least loss; Σ w(l - about)
+and Σ w(l - about)². Triplets: Σ l, Σ w and number of negatives; strips take the scores of positives from their tiles,
+so that equal scores are equal to the last bit."""
 hardest = Operator("hardest", 3, _tops)
 """The largest loss of each row (-inf without members), its column, and the number of members tied at it; with
-`Spec.whole` only the largest loss."""
+`Spec.keep` only the largest loss."""
 weigh_near = Operator("weigh_near", 2, lambda *given: _gradients(*given)[:2])
 near = Operator("near", 1, lambda rows, *given: rows.new_empty(given[4][2].shape), _weigh_near)
 """Scores [n, P] of rows and columns `place` [n, P]; vectors: two of the layout, `place`, and for kernels the remainders

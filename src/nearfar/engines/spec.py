@@ -64,7 +64,7 @@ class Spec:
     tile: int = 0  # rows per strip; 0 for a height that suits the device
     full: int = 0  # tiles span whole rows, because a row's largest losses are needed first
     keep: int = 0  # a gradient will be needed: keep unscaled weights for it if they are few
-    whole: int = 0  # all rows are one group, so that the gradient up to a factor can be computed during the fold
+    one_group: int = 0  # all rows are one group, so that the gradient up to a factor can be computed during the fold
 
     @staticmethod
     def of(form: PairForm, **more: Any) -> "Spec":

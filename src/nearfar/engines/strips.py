@@ -12,7 +12,7 @@ from torch import Tensor
 
 from nearfar._utils.tensors import over
 from nearfar.engines.spec import AROUND, BELOW_TOP, LINE, LOSSES, MOMENTS, POWER, fold_outputs
-from nearfar.engines.tiles import Tile, TileGradients, Tiles, descend_
+from nearfar.engines.tiles import ScoreTile, TileGradients, Tiles, descend_
 from nearfar.sets.entropic import LOWEST
 
 __all__ = ["Strips"]
@@ -38,7 +38,7 @@ class Strips(Tiles):
         self.stored = self.more[0] if self.more else None
         sums = self.x.new_zeros(6, self.n, dtype=torch.float64)
         sums[LEVEL].fill_(math.inf if spec.sums == MOMENTS else spec.level)
-        pulls = TileGradients(self) if spec.whole else None
+        pulls = TileGradients(self) if spec.one_group else None
         keeps = spec.keep and self.n * self.m <= KEPT and not (self.mined and spec.half) and not spec.by_offset
         kept, filled = self.x.new_empty(self.n * self.m if keeps else 0), 0
         for tile in self.tiles():
@@ -85,7 +85,7 @@ class Strips(Tiles):
             pulls.add(tile, s, *self._slope(raw, s, tile, keep, coef))
         return pulls.found()
 
-    def _parts(self, s: Tensor, tile: Tile, level: Tensor, *, levels: bool = False) -> tuple[Parts, Tensor | None]:
+    def _parts(self, s: Tensor, tile: ScoreTile, level: Tensor, *, levels: bool = False) -> tuple[Parts, Tensor | None]:
         """Summands of each row's sums (None: 1), and unscaled weights [t, u] (None: 1) of a tile; 0 if absent.
 
         With `levels`, updates the levels first.
@@ -118,7 +118,7 @@ class Strips(Tiles):
         raw = self.affine(l, spec.second, spec.first, self.buffer("raw", tile))
         return parts, self.members_(raw, tile) if alive is None else raw.mul_(alive)
 
-    def _heights(self, l: Tensor, alive: Tensor | None, tile: Tile, level: Tensor, *, levels: bool) -> Parts:
+    def _heights(self, l: Tensor, alive: Tensor | None, tile: ScoreTile, level: Tensor, *, levels: bool) -> Parts:
         """Summands of exponentials of losses [t, u], or of a power of them; overwrites the losses."""
         spec, value = self.spec, None
         if spec.base:
@@ -130,7 +130,7 @@ class Strips(Tiles):
         z = l.sub_(level[tile.rows, None].to(l.dtype)).mul_(1 / spec.gamma)
         return self._exponentials(z.clamp_(LOWEST[z.dtype], 0.0), value, alive, tile)  # only absent pairs exceed it
 
-    def _exponentials(self, z: Tensor, value: Tensor | None, alive: Tensor | None, tile: Tile) -> Parts:
+    def _exponentials(self, z: Tensor, value: Tensor | None, alive: Tensor | None, tile: ScoreTile) -> Parts:
         """Summands e^z, and z·e^z or (with `value`) value·e^z, or e^z - 1."""
         parts: Parts = []
         if self.spec.held:
@@ -146,7 +146,7 @@ class Strips(Tiles):
                 x.mul_(alive)
         return parts
 
-    def _top(self, l: Tensor, tile: Tile) -> Tensor:
+    def _top(self, l: Tensor, tile: ScoreTile) -> Tensor:
         """The largest loss of each row's members, 0 for a row without any, float64."""
         x = self.members_(self.buffer("free", tile).copy_(l), tile, -math.inf)
         if self.spec.drop:
@@ -156,14 +156,14 @@ class Strips(Tiles):
         top = x.amax(dim=1).double()
         return torch.where(top == -math.inf, 0.0, top)
 
-    def _least(self, l: Tensor, tile: Tile) -> Tensor:
+    def _least(self, l: Tensor, tile: ScoreTile) -> Tensor:
         """The smallest loss of the tile's members above the level; larger than all losses if there are none."""
         most = torch.finfo(l.dtype).max / 4
         x = torch.threshold(l, max(self.spec.level, -most), most)
         return self.members_(x, tile, most).amin().double()
 
     def _slope(
-        self, raw: Tensor | None, s: Tensor, tile: Tile, keep: Masks, coef: Tensor | None
+        self, raw: Tensor | None, s: Tensor, tile: ScoreTile, keep: Masks, coef: Tensor | None
     ) -> tuple[Tensor, float]:
         """dF/ds [t, u] and a scalar factor of it, from each row's dF/dt over its norm; coef None: 1 for all rows."""
         g, factor = self._raw_slope(raw, s, tile)
@@ -180,14 +180,14 @@ class Strips(Tiles):
             mine.add_(theirs) if coef is None else mine.addcmul_(theirs, coef[None, tile.cols])
         return self.weighed_(g.mul_(mine), tile), factor
 
-    def _raw_slope(self, raw: Tensor | None, s: Tensor, tile: Tile) -> tuple[Tensor, float]:
+    def _raw_slope(self, raw: Tensor | None, s: Tensor, tile: ScoreTile) -> tuple[Tensor, float]:
         """Weights (None: 1) times dl/ds [t, u], and a scalar factor of it; entries of absent members are 0."""
         slope, factor = self.slopes(s, self.buffer("slope", tile))
         if raw is not None:
             return raw if slope is None else raw.mul_(slope), factor
         return self.members_(self.buffer("slope", tile).fill_(1.0) if slope is None else slope, tile), factor
 
-    def _coef(self, coef: Tensor, tile: Tile) -> Tensor:
+    def _coef(self, coef: Tensor, tile: ScoreTile) -> Tensor:
         """Coefficients of pairs, [t, u] or [t, 1], from those of the rows."""
         if not tile.mirrored:
             return coef[tile.rows, None]
@@ -195,7 +195,7 @@ class Strips(Tiles):
 
     # ------------------------------------------------------------------------------------ largest losses
 
-    def _ranked(self, tile: Tile) -> tuple[Tensor, Tensor | None]:
+    def _ranked(self, tile: ScoreTile) -> tuple[Tensor, Tensor | None]:
         """Losses [t, u] of a tile for its rows, -inf for absent members; and for its columns if pairs are symmetric."""
         s = self.scores(tile)
         keep = self.keep(s, tile)
@@ -212,7 +212,7 @@ class Strips(Tiles):
     def hardest(self) -> tuple[Tensor, Tensor, Tensor]:
         """The largest loss of each row (-inf without members), its column, and the number of members tied at it.
 
-        With `whole` only the largest loss; the second output is then the scores of all tiles, if they are to be stored.
+        With `keep` only the largest loss; the second output is then the scores of all tiles, if they are to be stored.
         """
         if self.spec.keep and self.n * self.m <= KEPT:
             self.stored, self.stores = self.x.new_empty(self.n * self.m), True
@@ -223,7 +223,7 @@ class Strips(Tiles):
             turned = () if theirs is None else ((theirs.T, tile.cols, tile.rows),)
             for l, rows, cols in ((mine, tile.rows, tile.cols), *turned):
                 before, top = best[rows], l.amax(dim=1)
-                if not self.spec.whole:
+                if not self.spec.keep:
                     ties[rows] += (top == before) & (top > -math.inf)
                     hit = (top > before).nonzero()[:, 0]
                     found = l[hit] == top[hit, None]
@@ -287,11 +287,11 @@ class Strips(Tiles):
     # ------------------------------------------------------------------------------------ triplets
 
     def _triplets(self) -> list[Tensor]:
-        """Fold the triplets of each row; their gradient is computed in the same sweep, see `Spec.whole`."""
+        """Fold the triplets of each row; their gradient is computed in the same sweep, see `Spec.one_group`."""
         spec, (place, real) = self.spec, self.more
         total, size = self.x.new_zeros(2, self.n, dtype=torch.float64)
         by_near = torch.zeros_like(place, dtype=self.x.dtype)
-        pulls = TileGradients(self) if spec.whole else None
+        pulls = TileGradients(self) if spec.one_group else None
         weight, seen = self.count()
         for tile in self.tiles():
             s, g, here = self.scores(tile), self.buffer("sum", tile).zero_(), tile.rows
@@ -314,7 +314,7 @@ class Strips(Tiles):
         gradients = [self.x.new_empty(0) for _ in range(3)] if pulls is None else pulls.found()
         return [total, size, seen, *none, by_near, *gradients]
 
-    def _of_positive(self, s: Tensor, near: Tensor, tile: Tile) -> tuple[Tensor, Tensor, float, Tensor | None]:
+    def _of_positive(self, s: Tensor, near: Tensor, tile: ScoreTile) -> tuple[Tensor, Tensor, float, Tensor | None]:
         """Losses, slopes up to a factor, the factor, and which triplets count (None: all), of one positive a row."""
         spec, l = self.spec, self.buffer("l", tile)
         hinge = spec.shape == POWER and spec.a == spec.scale == spec.power == 1.0

@@ -17,7 +17,7 @@ from torch import Tensor
 from nearfar.engines.spec import ALL, LINE, MOMENTS, NEGATIVE, PACE, POSITIVE, POWER, SOFTPLUS, Inputs, Spec
 from nearfar.relations.layout import list_own
 
-__all__ = ["FAR", "Tile", "TileGradients", "Tiles", "descend_"]
+__all__ = ["FAR", "ScoreTile", "TileGradients", "Tiles", "descend_"]
 
 TALL, WIDE = 256, 512  # rows and columns of a tile: 512 KB of float32; its buffers share the processor's cache
 FULL = 2**18  # entries of a tile that spans whole rows, used if a row's largest loss is needed first
@@ -30,7 +30,7 @@ BAND = 64  # rows of a band, whose pairs are taken from the product with their r
 
 
 @dataclass(frozen=True)
-class Tile:
+class ScoreTile:
     """A range of rows and columns, and whether it also stands for the transposed pairs."""
 
     rows: slice
@@ -84,7 +84,7 @@ class Tiles:
         tall = self.spec.tile or tall * self.larger
         return (slice(r0, min(r0 + tall, self.n)) for r0 in range(0, self.n, tall))
 
-    def tiles(self) -> Iterator[Tile]:
+    def tiles(self) -> Iterator[ScoreTile]:
         """Iterate over all tiles with members."""
         spec = self.spec
         half = bool(spec.half) and not spec.full and spec.side != POSITIVE
@@ -112,17 +112,17 @@ class Tiles:
 
     def _tile(
         self, rows: slice, cols: slice, mirrored: bool, own: tuple[Tensor, Tensor, Tensor], reach: tuple[int, int]
-    ) -> Tile:
+    ) -> ScoreTile:
         row, col, positive = own
         if reach[1] <= cols.start or reach[0] >= cols.stop:
-            return Tile(rows, cols, mirrored, None)
+            return ScoreTile(rows, cols, mirrored, None)
         place = row * (cols.stop - cols.start) + col - cols.start
         if reach[0] < cols.start or reach[1] > cols.stop:
             inside = (col >= cols.start) & (col < cols.stop)
             place, positive = place[inside], positive[inside]
-        return Tile(rows, cols, mirrored, (place, positive) if len(place) else None)
+        return ScoreTile(rows, cols, mirrored, (place, positive) if len(place) else None)
 
-    def buffer(self, name: str, tile: Tile) -> Tensor:
+    def buffer(self, name: str, tile: ScoreTile) -> Tensor:
         """A buffer [t, u] that all tiles reuse."""
         t, u = tile.shape
         held = self._buffers.get(name)
@@ -130,7 +130,7 @@ class Tiles:
             held = self._buffers[name] = self.x.new_empty(t * u)
         return held[: t * u].view(t, u)
 
-    def scores(self, tile: Tile) -> Tensor:
+    def scores(self, tile: ScoreTile) -> Tensor:
         """Scores [t, u] of a tile."""
         out = self.buffer("scores", tile)
         if self.stored is not None:
@@ -190,7 +190,7 @@ class Tiles:
 
     # ------------------------------------------------------------------------------------ members
 
-    def members_(self, x: Tensor, tile: Tile, absent: float = 0.0) -> Tensor:
+    def members_(self, x: Tensor, tile: ScoreTile, absent: float = 0.0) -> Tensor:
         """Overwrite the entries of x [t, u] that are not members of the side with `absent`."""
         if self.spec.side != POSITIVE:
             if tile.own is not None:
@@ -204,7 +204,7 @@ class Tiles:
         x.fill_(absent).view(-1)[place[positive]] = kept
         return x
 
-    def keep(self, s: Tensor, tile: Tile) -> tuple[Tensor | None, Tensor | None]:
+    def keep(self, s: Tensor, tile: ScoreTile) -> tuple[Tensor | None, Tensor | None]:
         """Masks [t, u] of the pairs that a miner keeps for rows, and for columns if the tile is mirrored."""
         if self.floor is None:
             return None, None
@@ -217,7 +217,7 @@ class Tiles:
             found.append(self.members_(mask, tile))
         return found[0], found[1] if tile.mirrored else None
 
-    def sum(self, x: Tensor | None, mask: Tensor | None, tile: Tile, axis: int, *, weighed: bool = True) -> Tensor:
+    def sum(self, x: Tensor | None, mask: Tensor | None, tile: ScoreTile, axis: int, *, weighed: bool = True) -> Tensor:
         """Σ w·x over the columns (axis 1) or rows (0) of a tile, of the pairs of a mask, float64; x None: 1."""
         if x is not None and mask is not None:
             x = torch.mul(x, mask, out=self.buffer("coef", tile))
@@ -228,7 +228,7 @@ class Tiles:
         rows, cols = self.weights[0][tile.rows].to(x.dtype), self.weights[1][tile.cols].to(x.dtype)
         return ((x @ cols) * rows if axis else (rows @ x) * cols).double()
 
-    def weighed_(self, g: Tensor, tile: Tile) -> Tensor:
+    def weighed_(self, g: Tensor, tile: ScoreTile) -> Tensor:
         """Multiply g [t, u] by the weights of its pairs, in place."""
         if self.weights is not None:
             rows, cols = self.weights[0][tile.rows], self.weights[1][tile.cols]
@@ -317,7 +317,7 @@ class TileGradients:
         self.by_col = self.by_row if work.square else work.x.new_zeros(work.m * far)
         """Row and column sums of dF/d⟨x, y⟩, for distances."""
 
-    def add(self, tile: Tile, s: Tensor, g: Tensor, factor: float) -> None:
+    def add(self, tile: ScoreTile, s: Tensor, g: Tensor, factor: float) -> None:
         """Back-propagate factor·g, with g = dF/ds [t, u] of a tile; overwrites both."""
         if self.work.spec.by_offset:
             self.learned += g.sum(dtype=torch.float64) * factor

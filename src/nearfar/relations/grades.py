@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from nearfar._utils.tensors import check_class_numbers, check_tensor, readable
-from nearfar.relations.near import entries, meetings
 from nearfar.relations.representatives import Join
+from nearfar.relations.short_lists import entries, meetings
 
 __all__ = ["Grades", "Matrix", "MultiHot", "PairList", "Scores", "Tree"]
 

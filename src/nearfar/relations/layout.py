@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from nearfar.relations.near import Listed, Weights, list_pairs, ranges
+from nearfar.relations.short_lists import ShortList, Weights, list_pairs, ranges
 
 __all__ = ["ID", "NEGATIVE", "NOWHERE", "POSITION", "POSITION_THEN_ID", "POSITIVE", "Layout", "Positives", "Sorted",
            "flags_of", "list_own", "listed_layout"]  # fmt: skip
@@ -44,7 +44,7 @@ class Layout:
     symmetric: bool = False  # the pairs (j, i) and (i, j) are alike
     width: int | None = None  # the largest number of positive columns of a row, if the caller knows it
     # the pairs that are not negative, as a list, if labels do not determine them (only for strips)
-    listed: Listed | None = None
+    listed: ShortList | None = None
 
     def ranked(self) -> Layout:
         """The layout with labels as int32 ranks, which `count` needs; reads nothing."""

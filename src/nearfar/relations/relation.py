@@ -20,10 +20,10 @@ from nearfar._utils.tensors import check_class_numbers
 from nearfar.relations import options
 from nearfar.relations.grades import Grades, Matrix, MultiHot, make_pairs, make_scores, make_tree
 from nearfar.relations.layout import ID, NOWHERE, POSITION, POSITION_THEN_ID, Layout, flags_of, listed_layout
-from nearfar.relations.near import consistent, meetings, own_pairs, together
 from nearfar.relations.one_a_class import first_of_each
 from nearfar.relations.options import RelationOptions
 from nearfar.relations.representatives import Anchors, Join, check_projection
+from nearfar.relations.short_lists import consistent, meetings, own_pairs, together
 from nearfar.relations.tile import Tile
 
 __all__ = ["EVERYTHING", "Relation", "Tile"]

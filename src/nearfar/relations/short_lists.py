@@ -1,4 +1,4 @@
-"""`Listed`: a list of the pairs of a relation that are not negative, if they are few; all other pairs are negative.
+"""`ShortList`: a list of the pairs of a relation that are not negative, if they are few; all other pairs are negative.
 
 Multi-hot labels, matrices and pair weights cannot be written as vectors (see `Layout`). If most of their pairs are
 negative, a short list of the others serves the same engines, and no mask of all pairs is needed.
@@ -11,7 +11,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-__all__ = ["Listed", "Weights", "consistent", "entries", "list_pairs", "meetings", "own_pairs", "ranges", "together"]
+__all__ = ["ShortList", "Weights", "consistent", "entries", "list_pairs", "meetings", "own_pairs", "ranges", "together"]
 
 Kind = TypeVar("Kind")
 Weights = tuple[Tensor, Tensor] | Tensor
@@ -21,7 +21,7 @@ FEW = 64  # a row may always list this many columns, or else two in `SHARE` of t
 
 
 @dataclass(frozen=True, eq=False)
-class Listed:
+class ShortList:
     """A list of the pairs of n rows and m columns that are not negative."""
 
     keys: Tensor  # [k] flat indices i·m + j, increasing
@@ -101,7 +101,7 @@ def own_pairs(
 
 def list_pairs(
     shape: tuple[int, int], same: Tensor | None, own: Tensor | None, known: Tensor | None, weights: Weights | None
-) -> Listed | None:
+) -> ShortList | None:
     """List the pairs that are not negative; None if there are too many in total or in a row.
 
     `same` and `own` are flat indices of the pairs that share a label and of those of a sample with itself, in any
@@ -129,4 +129,4 @@ def list_pairs(
     positive[torch.searchsorted(keys, absent)] = False
     turned, order = (col * m + row).sort()
     symmetric = n == m and torch.equal(turned, keys) and torch.equal(positive[order], positive)
-    return Listed(keys, positive, symmetric)
+    return ShortList(keys, positive, symmetric)
