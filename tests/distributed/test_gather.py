@@ -44,6 +44,18 @@ def test_alone_it_is_the_loss_inside():
         nf.Distributed(loss)(embeddings * torch.nan, labels)
 
 
+def test_losses_of_pml():
+    losses = pytest.importorskip("pytorch_metric_learning.losses")
+    embeddings, labels = larger()
+    loss = losses.ArcFaceLoss(11, embeddings.shape[1]).double()
+    gathered = nf.Distributed(loss)
+    assert torch.equal(gathered(embeddings, labels), loss(embeddings, labels))
+    with pytest.raises(ValueError, match="ArcFaceLoss: PML computes this loss, which takes no ids; leave them out"):
+        gathered(embeddings, labels, ids=labels)
+    with pytest.raises(ValueError, match="ArcFaceLoss: PML computes this loss, which has no pair weights to explain"):
+        gathered.explain(embeddings, labels)
+
+
 @pytest.mark.parametrize(("rows", "tall", "world"), [(8, 1, 3), (100, 7, 2), (4096, 512, 8), (5, 99, 5), (301, 64, 4)])
 def test_strips_are_dealt_out_evenly(rows, tall, world):
     """Each row once, and no rank much more than its part, of rows as of what lies behind them in a triangle."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 
 import pytest
@@ -170,6 +171,25 @@ def test_every_method_can_be_overridden(name):
             check(found, wanted, (name, method))
             ran += there
     assert ran > 4
+
+
+@KINDS
+def test_a_method_of_pml_s_own_class_can_be_replaced(name, monkeypatch):
+    """By any function, before and after the first call: PML's calls, in number and in result."""
+    home = next(
+        kind for kind in type(made(name)[1]).__mro__ if {"_compute_loss", "compute_loss", "mine"} & {*vars(kind)}
+    )
+    method = next(each for each in ("_compute_loss", "compute_loss", "mine") if each in vars(home))
+    parts, calls = made(name), []
+    first_seen = [seen(part) for part in parts]
+    check(*first_seen, name)
+    monkeypatch.setattr(home, method, functools.wraps(vars(home)[method])(counted(vars(home)[method], calls)))
+    for one in (*parts, *made(name)):
+        calls.clear(), one.zero_grad()
+        check(seen(one), first_seen[1], name)
+        assert calls, (name, type(one))
+    monkeypatch.undo()
+    assert not hasattr(parts[0], "recipe") or parts[0].robust, "PML goes on after its method was restored"
 
 
 def first(part):

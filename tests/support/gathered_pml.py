@@ -15,8 +15,20 @@ Case = Callable[[Any], dict[str, Any]]
 LOSSES: dict[str, Callable[[], Any]] = {
     **{name: getattr(losses, name) for name in losses.__all__ if hasattr(getattr(losses, name), "recipe")},
     "learned boundary": lambda: losses.MarginLoss(learn_beta=True),
+    "ArcFaceLoss": lambda: _seeded(lambda: losses.ArcFaceLoss(7, WIDTH)),
+    "ProxyAnchorLoss": lambda: _seeded(lambda: losses.ProxyAnchorLoss(7, WIDTH)),
+    "CrossBatchMemory": lambda: losses.CrossBatchMemory(losses.ContrastiveLoss(), WIDTH, memory_size=64),
     "regularized": lambda: losses.ContrastiveLoss(embedding_regularizer=regularizers.LpRegularizer()),
 }
+
+
+WIDTH = larger(4)[0].shape[1]
+
+
+def _seeded(make: Callable[[], Any]) -> Any:
+    """A loss whose class vectors are equal on all ranks."""
+    torch.manual_seed(0)
+    return make()
 
 
 def gathered(kind: str, *, reference: bool = False) -> Case:

@@ -23,7 +23,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import TreeSpec, tree_flatten
 
 __all__ = ["Tape", "trace"]
 
@@ -187,29 +186,23 @@ def trace(body: Callable[[], Any], given: Given) -> tuple[Tape, Any]:
         found = body()
     if any(_memory(x) in recorder.written for x in recorder.held.values()):
         raise RuntimeError("a tensor from outside is changed")
-    leaves, shape = tree_flatten(found)
     steps, held, same = _simplify(recorder)
-    results = [recorder.names.get(id(x)) for x in leaves]
-    results = [None if name is None else same.get(name, name) for name in results]
-    if any(name in held for name in results):
+    names = {each: _Name(same.get(name, name)) for each, name in recorder.names.items()}
+    if any(x is not None and id(x) not in names for x in _leaves(found)):
+        raise RuntimeError("a result is made by no operator")
+    results = _change(lambda x: None if x is None else names[id(x)], found)
+    wanted = {x.text for x in _leaves(results) if x is not None}
+    if not wanted.isdisjoint(held):
         raise RuntimeError("a result is the same at each call")
-    steps = _used(steps, {name for name in results if name is not None})
+    steps = _used(steps, wanted)
     for fast in (True, False):
         again = None
         run = _compile(steps, held, len(given), results, fast=fast)
         with suppress(TypeError, RuntimeError), torch.no_grad():
-            again = run(*given)
-        if again is not None and all(map(_equal, leaves, again)):
-            return _reshape(run, shape), found
+            again = run(given)
+        if again is not None and all(map(_equal, _leaves(found), _leaves(again))):
+            return run, found
     raise RuntimeError("the listed operators give other numbers")
-
-
-def _reshape(run: Callable[..., list[Any] | None], shape: TreeSpec) -> Tape:
-    def tape(given: Given) -> Any:
-        found = run(*given)
-        return None if found is None else shape.unflatten(found)
-
-    return tape
 
 
 def _equal(x: Any, y: Any) -> bool:
@@ -226,9 +219,11 @@ def _simplify(recorder: _Recorder) -> tuple[list[_Step], dict[str, Tensor], dict
     for step in recorder.steps:
         step = _narrow(step.renamed(same), made, values)
         made |= dict.fromkeys(step.found, step)
+        if step.name == "detach" and list(step.found) == step.uses:
+            continue
         if any(_memory(values[name]) in recorder.written for name in (*step.uses, *step.found)):
             steps.append(step)
-        elif step.found and step.key in seen:
+        elif step.key in seen and (step.found or step.read is not None):
             same |= dict(zip(step.found, seen[step.key], strict=True))
         elif constant.issuperset(step.uses) or step.name in BY_SHAPE:
             seen[step.key] = step.found
@@ -292,19 +287,18 @@ def _used(steps: list[_Step], wanted: set[str]) -> list[_Step]:
     return kept[::-1]
 
 
-def _compile(
-    steps: list[_Step], held: dict[str, Tensor], many: int, results: list[str | None], *, fast: bool
-) -> Callable[..., list[Any] | None]:
+def _compile(steps: list[_Step], held: dict[str, Tensor], many: int, results: Any, *, fast: bool) -> Tape:
     """A Python function of the given tensors that runs the operators, and frees each tensor after its last use.
 
     Args:
         steps: the operators.
         held: tensors by name, which are not computed; those that are given come from the arguments.
         many: number of the given tensors.
-        results: names of the results, or None.
+        results: names of the results, or None, in nested tuples.
         fast: call torch's functions instead of the operators where they exist.
     """
     known: dict[str, Any] = {name: x.detach() for name, x in held.items()}
+    kept = {x.text for x in _leaves(results) if x is not None} | held.keys()
     lines, last = [], {name: place for place, step in enumerate(steps) for name in (*step.uses, *step.found)}
     for place, step in enumerate(steps):
         name = step.name
@@ -316,11 +310,11 @@ def _compile(
             lines.append(f"if {line} != {_text(step.read, known)}: return None")
         else:
             lines.append(f"{', '.join(step.found)}{',' if step.several else ''} = {line}")
-        done = [x for x in {*step.uses, *step.found} if last[x] == place and x not in results and x not in held]
+        done = [x for x in {*step.uses, *step.found} if last[x] == place and x not in kept]
         lines += [f"del {', '.join(sorted(done))}"] if done else []
-    source = f"def run({', '.join(f'given{place}' for place in range(many))}):\n "
-    exec(source + "\n ".join([*lines, f"return [{', '.join(map(str, results))}]"]), known)
-    found: Callable[..., list[Any] | None] = known["run"]
+    source = f"def run(given):\n {''.join(f'given{place}, ' for place in range(many))}= given\n "
+    exec(source + "\n ".join([*lines, f"return {_text(results, known)}"]), known)
+    found: Tape = known["run"]
     return found
 
 

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+LEAST_NORM = 1e-12
+"""The smallest norm that rows are divided by as it is; `torch.nn.functional.normalize` takes this one instead below."""
 
 
 def readable(tensor: Tensor) -> bool:
@@ -210,13 +212,17 @@ class _Unit(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        tiny = torch.finfo(x.dtype).tiny
-        top = x.abs().amax(dim=1, keepdim=True).clamp_min_(tiny)  # torch's norm of order inf is ten times slower
-        scaled = x / top
-        norm = torch.linalg.vector_norm(scaled, dim=1, keepdim=True)
-        least = norm.clamp_min(tiny)
-        found: Tensor = scaled / least
-        ctx.save_for_backward(x, found, (norm / least).div_(least).div_(top))  # 1/|x|, and 0 for a zero row
+        found: Tensor
+        if (norm := safe_norms(x)) is not None:
+            found, inverse = x / norm, norm.reciprocal()
+        else:
+            tiny = torch.finfo(x.dtype).tiny
+            top = x.abs().amax(dim=1, keepdim=True).clamp_min_(tiny)  # torch's norm of order inf is ten times slower
+            scaled = x / top
+            norm = torch.linalg.vector_norm(scaled, dim=1, keepdim=True)
+            least = norm.clamp_min(tiny)
+            found, inverse = scaled / least, (norm / least).div_(least).div_(top)  # 1/|x|, and 0 for a zero row
+        ctx.save_for_backward(x, found, inverse)
         return found
 
     @staticmethod
@@ -228,6 +234,14 @@ class _Unit(torch.autograd.Function):
         else:
             found = torch.addcmul(g, y, (g * y).sum(dim=1, keepdim=True), value=-1).mul_(inverse)
         return found
+
+
+def safe_norms(x: Tensor) -> Tensor | None:
+    """The norms [n, 1] of rows; None if squares of entries may overflow or underflow, or if they cannot be read."""
+    if not readable(x):
+        return None
+    norm: Tensor = torch.linalg.vector_norm(x, dim=1, keepdim=True)
+    return norm if torch.equal(norm, norm.clamp(LEAST_NORM, torch.finfo(x.dtype).max)) else None
 
 
 def quick_unit(x: Tensor) -> Tensor:
@@ -267,8 +281,8 @@ class _Root(torch.autograd.Function):
         if torch.is_grad_enabled():  # a second derivative is requested
             (found,) = torch.autograd.grad(_plain_root(square), square, g, create_graph=True)
         else:
-            # the sign is 0 at 0, and the clamp keeps the quotient finite there
-            found = (g * y.sign()).div_((2 * y).clamp_min_(torch.finfo(y.dtype).tiny))
+            twice = 2 * y
+            found = (g / twice).masked_fill_(twice == 0, 0.0)
         return found
 
 

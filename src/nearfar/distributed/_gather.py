@@ -32,14 +32,16 @@ class Distributed(Loss):
     `Distributed(CrossBatchMemory(loss, ...))`.
 
     Args:
-        loss: any loss, including those of `nearfar.pml`.
+        loss: any loss, also of `nearfar.pml` or PML; what PML computes, every rank computes completely.
         averaged: whether gradients are averaged over ranks after backward, as by DDP and FSDP, and not summed.
         group: a process group; None for all processes.
     """
 
     def __init__(self, loss: Any, *, averaged: bool = True, group: Any = None) -> None:
         super().__init__()
-        if (not isinstance(loss, Loss) and not hasattr(loss, "of_all_ranks")) or isinstance(loss, Distributed):
+        if not (isinstance(loss, Loss) or hasattr(loss, "of_all_ranks") or _is_of_pml(loss)) or isinstance(
+            loss, Distributed
+        ):
             raise TypeError(f"Distributed: loss must be a nearfar loss, but came as {type(loss).__name__}.")
         self.loss = loss
         self.averaged = averaged
@@ -47,30 +49,47 @@ class Distributed(Loss):
         self._summary = LossSummary()
 
     def _judged(self, call: Call) -> Tensor:
-        if self._alone:
+        if self._alone and self._has_ranks:
             arguments = (call.embeddings, call.labels, call.indices, call.ref_emb, call.ref_labels)
             value: Tensor = self.loss(*arguments, ids=call.ids, ref_ids=call.ref_ids)
             return value
+        if self._alone:
+            return _by_pml(self.loss, call)
         with torch.autocast(device_type=_device(call.embeddings), enabled=False):
-            return self._value(replace(call, owner=self.loss.owner))
+            return self._value(replace(call, owner=self._name))
 
     def _examined(self, call: Call) -> Explanation:
         if self._alone:
             return super()._examined(call)
         with torch.autocast(device_type=_device(call.embeddings), enabled=False):
-            return self._explanation(replace(call, owner=self.loss.owner))
+            return self._explanation(replace(call, owner=self._name))
 
     @property
     def _alone(self) -> bool:
         return not several(self.group)
 
+    @property
+    def _name(self) -> str:
+        return getattr(self.loss, "owner", type(self.loss).__name__)
+
+    @property
+    def _has_ranks(self) -> bool:
+        """Whether the loss is one that can share the work; PML's own cannot."""
+        return isinstance(self.loss, Loss) or hasattr(self.loss, "of_all_ranks")
+
     def _value(self, call: Call) -> Tensor:
         whole = self._whole(call)
+        if not self._has_ranks:
+            return _by_pml(self.loss, whole)
         value: Tensor = self.loss._value(whole) if isinstance(self.loss, Loss) else self.loss.of_all_ranks(whole)
         return value
 
     def _explanation(self, call: Call) -> Explanation:
         """Explain the loss over the rows of all ranks; every rank computes all of it."""
+        if not self._has_ranks:
+            raise ValueError(
+                f"{type(self.loss).__name__}: PML computes this loss, which has no pair weights to explain."
+            )
         whole = self._whole(call)
         inner = self.loss if isinstance(self.loss, Loss) else self.loss.robust
         found: Explanation = inner._explanation(whole)
@@ -170,6 +189,20 @@ def _check_ids(call: Call, relation: Relation) -> None:
         if ids is not None and (not isinstance(ids, Tensor) or ids.shape != (count,)):
             came = list(ids.shape) if isinstance(ids, Tensor) else type(ids).__name__
             raise ValueError(f"Distributed: ids must be a tensor of shape [{count}], one per row, but came as {came}.")
+
+
+def _is_of_pml(loss: object) -> bool:
+    """Whether this is a loss of pytorch-metric-learning, or a subclass of one."""
+    return any(kind.__module__.startswith("pytorch_metric_learning.losses.") for kind in type(loss).__mro__)
+
+
+def _by_pml(loss: Any, call: Call) -> Tensor:
+    """The value of a loss of PML."""
+    if call.ids is not None or call.ref_ids is not None:
+        raise ValueError(f"{type(loss).__name__}: PML computes this loss, which takes no ids; leave them out.")
+    reference = () if call.ref_emb is None else (call.ref_emb, call.ref_labels)
+    value: Tensor = loss(call.embeddings, call.labels, call.indices, *reference)
+    return value
 
 
 def _device(x: object) -> str:

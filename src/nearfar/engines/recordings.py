@@ -192,7 +192,8 @@ class Replays:
                 return None
             if not found.leaves:
                 return results[0]
-            inputs, (value, known) = (*given, *_learned(loss)), results
+            learned = _learned(loss) if self.seen is None else [x for x in self.seen.learned if x.requires_grad]
+            inputs, (value, known) = (*given, *learned), results
             slopes: list[Tensor | None] = [None] * len(inputs)
             for place, slope in zip(found.leaves, known, strict=True):
                 slopes[place] = slope

@@ -7,18 +7,21 @@ of the arguments. If so, our code runs with the present settings; otherwise PML'
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from functools import cache
 from inspect import getattr_static
+from itertools import chain
+from operator import is_
+from types import FunctionType
 from typing import Any, TypeVar
 
 import torch
 from pytorch_metric_learning import distances, reducers
 from torch import Tensor, nn
 
-from nearfar._utils.shortcuts import hooked, hooked_globally
-from nearfar._utils.tensors import INTEGERS, weighted
+from nearfar._utils.shortcuts import HOOKS, hooked, hooked_globally
+from nearfar._utils.tensors import INTEGERS, quick_unit, safe_norms, weighted
 from nearfar.engines import recordings
 from nearfar.engines.recordings import Given, Replays, Run
 from nearfar.groups._groupings import Reduction
@@ -30,25 +33,26 @@ Number = TypeVar("Number", float, Tensor)
 ROWS = frozenset({Tensor, nn.Parameter})
 SCALARS = (bool, int, float, str, type(None))
 """Types of settings that nearfar's losses accept; with others, such as a tensor, PML computes."""
+NEAR = 4e-3  # distance of unit rows above which products give it to 1e-10 in float64
 
 
 class Mined(tuple[Tensor, ...]):
-    """An index tuple like those of PML's miners, with masks [n, m] of the chosen pairs for the loss that uses it.
+    """An index tuple like those of PML's miners, with the miner's own answer for the loss that uses it.
 
-    The indices are (anchor, positive, anchor, negative), or (anchor, positive, negative). With masks, no pair is listed
-    twice.
+    The indices are (anchor, positive, anchor, negative), or (anchor, positive, negative). The answer has a fixed shape:
+    masks [n, m] of the positive and negative pairs, or which anchors [n] have both signs, and their hardest positive
+    and negative column. With an answer, no pair is listed twice.
     """
 
-    def __new__(
-        cls, indices: Iterable[Tensor], positive: Tensor | None = None, negative: Tensor | None = None
-    ) -> Mined:
-        """Make a tuple of the indices."""
+    def __new__(cls, indices: Iterable[Tensor], marks: Indices = (), shape: tuple[int, int] = (0, 0)) -> Mined:
+        """Make a tuple of the indices; the marks are for a batch of this shape."""
         made = super().__new__(cls, indices)
-        made._masks = None if positive is None or negative is None else (positive, negative)
+        made.carried, made._shape = marks, shape
         made._versions = [each._version for each in made]
         return made
 
-    _masks: tuple[Tensor, Tensor] | None
+    carried: Indices
+    _shape: tuple[int, int]
     _versions: list[int]
 
     @property
@@ -56,11 +60,9 @@ class Mined(tuple[Tensor, ...]):
         """Whether no index was modified since the miner made it."""
         return [each._version for each in self] == self._versions
 
-    def masks(self, shape: tuple[int, int]) -> tuple[Tensor, Tensor] | None:
-        """The masks for a batch of this shape; None if there are none, or if an index was modified since."""
-        if self._masks is None or self._masks[0].shape != shape:
-            return None
-        return self._masks if self.unchanged else None
+    def marks(self, shape: tuple[int, int]) -> Indices:
+        """The answer for a batch of this shape; empty if there is none, or if an index was modified since."""
+        return self.carried if self._shape == shape and self.unchanged else ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,12 +104,93 @@ def _methods(kind: Any) -> frozenset[str]:
     return frozenset(name for name in dir(kind) if callable(getattr_static(kind, name, None)))
 
 
+THEIRS = "pytorch_metric_learning"
+INNER = ("_modules", "_parameters", "_buffers", *HOOKS)
+CLASSES: dict[type[Any], tuple[list[Any], bool]] = {}
+"""By class: the attributes of its bases in PML, and whether all of their functions are PML's."""
+
+
+def _bases(kind: type[Any]) -> list[Any]:
+    return [vars(base) for base in kind.__mro__ if base.__module__.startswith(THEIRS)]
+
+
+def _patched(kind: type[Any]) -> bool:
+    """Whether a method of one of PML's classes that this class derives from was replaced."""
+    bases = _bases(kind)
+    if kind not in CLASSES or CLASSES[kind][0] != bases:
+        theirs = all(_is_theirs(value) for base in bases for value in base.values())
+        CLASSES[kind] = [*map(dict, bases)], not theirs
+    return CLASSES[kind][1]
+
+
+def _is_theirs(value: Any) -> bool:
+    """Whether an attribute of one of PML's classes is no function, or a function of PML."""
+    inner = getattr(value, "__func__", value)
+    if isinstance(inner, FunctionType):
+        return str(inner.__globals__.get("__name__")).startswith(THEIRS)
+    return not callable(inner) or isinstance(inner, type)
+
+
+class Kept:
+    """What was decided for a module, valid while its attributes, parts, hooks and methods stay the same objects."""
+
+    def __init__(self) -> None:
+        self.value: Any = None
+        self.told: Any = None  # what recordings depend on besides the tensors of a call
+        self._read: list[Any] = []
+        self._values: list[Any] = []
+        self._others: list[Any] = []
+        self._copies: list[dict[str, Any]] = []
+        self._reads: tuple[str, ...] = ()
+        self._found: list[Any] = []
+
+    def watch(self, module: Any) -> None:
+        """Hold from now on, until something changes; never with a tensor that is not among the module's `reads`."""
+        every = [*module.modules()]
+        read = self._read = [*map(vars, every)]
+        self.refresh()
+        self._others = [vars(inner)[name] for inner in every for name in INNER]
+        self._others += [base for kind in {*map(type, every)} for base in _bases(kind)]
+        self._copies = [*map(dict, self._others)]
+        self._reads = module.reads
+        self._found = [getattr(module, name) for name in self._reads]
+        tensors = not self._reads and any(isinstance(value, Tensor) for value in self._values)
+        learned = any(held["_parameters"] or held["_buffers"] for held in read)
+        self._read = [] if tensors or learned else read
+
+    def refresh(self) -> None:
+        """Take the present attributes for those at which the decision was made."""
+        self._values = [*chain.from_iterable(map(dict.values, self._read))]
+
+    def holds(self, module: Any) -> bool:
+        """Whether nothing has changed; a copy of a module decides for itself."""
+        read = self._read
+        if not read or read[0] is not vars(module) or self._others != self._copies:
+            return False
+        values = [*chain.from_iterable(map(dict.values, read))]
+        same = len(values) == len(self._values) and all(map(is_, values, self._values))
+        return same and (not self._reads or self._found == [getattr(module, name) for name in self._reads])
+
+    def __reduce__(self) -> tuple[type[Kept], tuple[()]]:
+        return Kept, ()
+
+
+def keep(module: Any, look: Callable[[], Any]) -> Kept:
+    """What `look` found at the last call of a module, or now if something has changed since."""
+    kept: Kept | None = vars(module).get("_kept")
+    if kept is None or not kept.holds(module):
+        kept = vars(module)["_kept"] = Kept()
+        kept.value = look()
+        kept.watch(module)
+    return kept
+
+
 def is_plain(module: Any) -> bool:
-    """Whether a module behaves as its class defines: no hooks, no methods replaced on the instance, no statistics."""
+    """Whether a module behaves as PML's class defines: no hooks, no replaced methods, no statistics."""
     kind: Any = type(module)
     held = module.__dict__
     counts = held.get("collect_stats") or held.get("_record_these_stats")
-    return not counts and _methods(kind).isdisjoint(held) and not hooked(module)
+    return not counts and _methods(kind).isdisjoint(held) and not hooked(module) and not _patched(kind)
 
 
 def is_ours(module: Any) -> bool:
@@ -203,14 +286,28 @@ def masks(labels: Tensor, ref_labels: Tensor | None) -> tuple[Tensor, Tensor]:
     return (same.fill_diagonal_(False) if ref_labels is None else same), negative
 
 
+def quick_scores(similarity: Similarity, x: Tensor, y: Tensor | None) -> Tensor | None:
+    """Scores [n, m] of normalized rows in fewer steps than PML's; None where they may differ by more than rounding.
+
+    That is so for tiny rows, which PML does not scale to length 1, and for the distances of rows that are almost equal.
+    """
+    every = (x,) if y is None else (x, y)
+    if not similarity.normalize or any(safe_norms(each.detach()) is None for each in every):
+        return None
+    rows = quick_unit(x)
+    scores = similarity.scores(rows, rows if y is None else quick_unit(y))
+    if similarity.form == "dot":
+        return scores
+    near = scores.detach() > (-NEAR if similarity.form == "distance" else -(NEAR**2))
+    if y is None:
+        return scores if torch.equal(near, torch.eye(*near.shape, dtype=torch.bool)) else None
+    return None if bool(near.any()) else scores
+
+
 def record(kept: Replays, key: Hashable, run: Run, module: Any, given: Given) -> Any:
-    """The result of `run(module, given)` by a recording on a GPU; None if the call must be computed as usual."""
+    """The result of `run(module, given)` by a recording; None if the call must be computed as usual."""
     (x,) = given[:1]
     device = x.device.type if x is not None else "cpu"
-    if (
-        device not in recordings.DEVICES - recordings.TRACED
-        or torch.is_autocast_enabled(device)
-        or recordings.watched()
-    ):
+    if device not in recordings.DEVICES or torch.is_autocast_enabled(device) or recordings.watched():
         return None
     return kept.value((key, *recordings.call_key(given)), run, module, given)

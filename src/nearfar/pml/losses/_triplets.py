@@ -68,6 +68,7 @@ class MarginLoss(Native, losses.MarginLoss):
     """PML's MarginLoss."""
 
     settings = ("margin", "nu", "triplets_per_anchor", "learn_beta", "boundaries", "boundary")
+    reads = ("boundaries", "boundary")
     least = (64, 0)
     tuples = False
 
