@@ -286,6 +286,34 @@ class _Root(torch.autograd.Function):
         return found
 
 
+class _LogSumExp(torch.autograd.Function):
+    """Log-sum-exp of each row by a softmax; on a CPU, exp of large negative numbers takes ten times as long."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        weights, top = torch.softmax(x, dim=1), x.amax(dim=1)
+        ctx.save_for_backward(x, weights)
+        return torch.where(top < torch.inf, top - weights.amax(dim=1).log_(), top)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_output: Tensor) -> Tensor:
+        found: Tensor
+        (g,), (x, weights) = grad_output, ctx.saved_tensors
+        if torch.is_grad_enabled():  # a second derivative is requested
+            (found,) = torch.autograd.grad(torch.logsumexp(x, dim=1), x, g, create_graph=True)
+        else:
+            found = g[:, None] * weights
+        return found
+
+
+def log_sum_exp(x: Tensor) -> Tensor:
+    """Log-sum-exp of each row [g, n]; numbers must be above -infinity."""
+    if x.device.type != "cpu" or not _alone():
+        return torch.logsumexp(x, dim=1)
+    found: Tensor = _LogSumExp.apply(x)  # type: ignore[no-untyped-call]
+    return found
+
+
 class _Products(torch.autograd.Function):
     """Products of rows x [n, d] and y [m, d]; without y, of x with itself, whose gradient takes a single product."""
 

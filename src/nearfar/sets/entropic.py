@@ -8,7 +8,7 @@ from torch import Tensor
 
 from nearfar._utils.checks import check_positive
 from nearfar._utils.settings import Number
-from nearfar._utils.tensors import centered, hidden, log_of, over, readable, total, weighted
+from nearfar._utils.tensors import centered, hidden, log_of, log_sum_exp, over, readable, total, weighted
 from nearfar.sets.base import Fold, UncertaintySet
 from nearfar.sets.counts import Count, check_count, check_one, entries, of_batch
 from nearfar.sets.linear import Worst
@@ -47,7 +47,7 @@ def log_partition(l: Tensor, w: Tensor, gamma: Tensor | float, size: Tensor) -> 
     if w.dtype != torch.bool:
         z = z + torch.where(w > 0, w, 1.0).log()
         w = w > 0
-    return torch.logsumexp(hidden(z, w, torch.finfo(z.dtype).min), dim=1).masked_fill(size == 0, 0)
+    return log_sum_exp(hidden(z, w, torch.finfo(z.dtype).min)).masked_fill(size == 0, 0)
 
 
 def log_average(l: Tensor, w: Tensor, gamma: Tensor | float, size: Tensor) -> Tensor:
