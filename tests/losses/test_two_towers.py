@@ -101,8 +101,11 @@ def test_what_is_learned_moves_and_is_saved():
     twin.load_state_dict(loss.state_dict())
     assert torch.equal(measure(twin, x, y)[0], measure(loss, x, y)[0])
     assert repr(twin) == repr(loss)
-    with pytest.raises(AttributeError, match="learn cannot change"):
-        loss.learn = False
+    twin.scale = 5.0
+    assert (twin.scale.item(), twin.log_scale.item()) == (5.0, 0.0)
+    loss.learn = False
+    assert not list(loss.parameters())
+    assert torch.equal(measure(loss, x, y)[0], first)
 
 
 def test_without_references_clip_is_nt_xent():

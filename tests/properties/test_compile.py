@@ -69,7 +69,13 @@ SAME = ("logistic", "fraction", "short", "sum", "beyond")
 LIKE = ("nonzero", "keep", "smooth", "miner")
 
 
-@pytest.mark.parametrize("row", [row for row in ROWS if row.label not in SAME], ids=lambda row: row.id)
+# numbers that are learned by default break the graph where the factors are made (docs/guides/own-loss.md)
+LEARNED = ("CLIP-learned", "SigLIP")
+
+
+@pytest.mark.parametrize(
+    "row", [row for row in ROWS if row.label not in SAME and row.id not in LEARNED], ids=lambda row: row.id
+)
 def test_every_loss_compiles_into_one_graph(row):
     embeddings, labels = tensors(*random_batch())
     check_compiled(row.loss(), embeddings, labels, backend="eager" if row.label in LIKE else "aot_eager")

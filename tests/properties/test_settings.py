@@ -49,6 +49,7 @@ def test_a_setting_that_is_set_counts(kind, name):
     loss = make(kind, **given(kind, name))
     before = measured(loss)
     setattr(part(loss, kind), name, value)
+    loss.double()  # as `make` does, for what begins to be learned
     wanted = make(kind, **(given(kind, name) | {name: value}))
     shown = f"{value:g}" if (kind, name) == (L.Margin, "beta") else repr(value)  # of what is learned
     assert f"{name}={shown}" in repr(part(loss, kind))
@@ -89,7 +90,8 @@ def test_the_size_of_what_is_learned_is_fixed(kind):
             setattr(loss, name, 7)
 
 
-@pytest.mark.parametrize("kind", [getattr(L, name) for name in cases.PRODUCTS])
+# numbers that are learned by default break the graph (docs/guides/own-loss.md)
+@pytest.mark.parametrize("kind", [getattr(L, name) for name in cases.PRODUCTS if name != "SigLIP"])
 def test_a_compiled_loss_follows(kind):
     torch._dynamo.reset()
     loss = make(kind, **given(kind))

@@ -95,8 +95,17 @@ class CoSENT(Recipe, without=("miner",)):
         if call.indices is not None:
             both = len(call.indices[1]) > 0 and len(call.indices[-1]) > 0
             return torch.tensor(both, device=call.embeddings.device)
-        positive, negative = self._relation(call).counts()
-        return (positive > 0).any() & (negative > 0).any()
+        if 0 in call.shape:
+            return torch.tensor(False, device=call.embeddings.device)
+        relation = self._relation(call)
+        labels = None if relation.reference_starts_with_batch else relation.plain_labels()
+        if labels is None:
+            positive, negative = relation.counts()
+            return (positive > 0).any() & (negative > 0).any()
+        row, col = labels
+        ranked = col.sort().values
+        same = (ranked[1:] == ranked[:-1]).any() if relation.square else torch.isin(row, col).any()
+        return same & ((row.amin() != ranked[-1]) | (row.amax() != ranked[0]))
 
     def _of_scores(self, call: Call, labels: Tensor) -> Tensor:
         """The loss of pairs of a row and a reference row [n], by their scores [n]."""

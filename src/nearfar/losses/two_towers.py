@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from nearfar._utils.settings import Number, Positive
+from nearfar._utils.tensors import over
 from nearfar.groups._groupings import Reduction
 from nearfar.links import PerPositive
 from nearfar.losses.explanation import Explanation
@@ -52,16 +53,18 @@ class CLIP(Recipe):
     temperature: Positive = 0.07
     learn: bool = False
     reduction: Reduction = "mean"
-    fixed = frozenset({"learn"})
 
     def _begin(self) -> None:
         # relative to the start, so that weight decay pulls to it
         self.log_scale = nn.Parameter(torch.zeros(())) if self.learn else None
 
+    def _changed(self, name: str) -> None:
+        start_again(self, name, temperature="log_scale")
+
     def _read_temperature(self) -> Number:
         """τ: its initial value, divided by what was learned."""
         start: Number = self.setting("temperature")
-        return start if self.log_scale is None else start * torch.exp(-self.log_scale)
+        return start if self.log_scale is None else start * torch.exp(-wide(self.log_scale))
 
     def factors(self) -> Factors:  # noqa: D102
         pair = Linear(scale=1 / self._read_temperature())
@@ -75,7 +78,7 @@ class SigLIP(Recipe):
 
     Zhai et al. 2023.
 
-    Algebra: Sigmoid(t, b) x Mean x batch, on cosine, times the number m of pairs of a query (n·m pairs divided by n).
+    Algebra: Sigmoid(t, b) x Mean x batch, on cosine, times the number of pairs per row. n counts the rows with pairs.
 
     Args:
         scale: t; its initial value if learned.
@@ -95,33 +98,59 @@ class SigLIP(Recipe):
     scale: Positive = 10.0
     bias: Number = -10.0
     learn: bool = True
-    fixed = frozenset({"learn"})
 
     def _begin(self) -> None:
         self.log_scale, self.offset = (nn.Parameter(torch.zeros(())) if self.learn else None for _ in range(2))
 
+    def _changed(self, name: str) -> None:
+        start_again(self, name, scale="log_scale", bias="offset")
+
     def _read_scale(self) -> Number:
         """The scale t: its initial value, times what was learned."""
         start: Number = self.setting("scale")
-        return start if self.log_scale is None else start * torch.exp(self.log_scale)
+        return start if self.log_scale is None else start * torch.exp(wide(self.log_scale))
 
     def _read_bias(self) -> Number:
         """The bias b: its initial value plus what was learned."""
         start: Number = self.setting("bias")
-        return start if self.offset is None else start + self.offset
+        return start if self.offset is None else start + wide(self.offset)
 
     def factors(self) -> Factors:  # noqa: D102
         return Factors(pair=Sigmoid(self._read_scale(), self._read_bias()), over=Mean())
 
     def _value(self, call: Call) -> Tensor:
-        return super()._value(call) * _pairs_of_a_row(call)
+        return super()._value(call) * self._pairs_per_row(call)
 
     def _explanation(self, call: Call) -> Explanation:
-        found, count = super()._explanation(call), _pairs_of_a_row(call)
-        more: Any = {x: getattr(found, x) * count for x in ("value", "weighted_loss", "influence", "pull")}
-        return replace(found, **more)
+        found, count = super()._explanation(call), self._pairs_per_row(call)
+        more: Any = {x: getattr(found, x) * count for x in ("value", "influence", "pull")}
+        return replace(found, weighted_loss=found.weighted_loss * float(count), **more)
+
+    def _pairs_per_row(self, call: Call) -> int | Tensor:
+        """The mean number of pairs, or of their weights, of the rows that have any."""
+        like = call.embeddings.new_zeros(
+            len(call.embeddings), dtype=torch.promote_types(call.embeddings.dtype, torch.float32)
+        )
+        if call.indices is not None:
+            anchors = torch.cat([call.indices[0], call.indices[0 if len(call.indices) == 3 else 2]]).to(like.device)
+            return over(like.new_tensor(len(anchors)), like.index_fill(0, anchors, 1.0).sum())
+        relation = self._relation(call)
+        if relation.plain_labels() is not None:
+            return relation.shape[1] - int(relation.square or relation.reference_starts_with_batch)
+        pairs = torch.stack(relation.counts()).sum(dim=0).to(like.dtype)
+        return over(pairs.sum(), (pairs > 0).sum())
 
 
-def _pairs_of_a_row(call: Call) -> int:
-    """The number of columns that a row is paired with: all, but not the row itself."""
-    return len(call.reference) - (call.ref_emb is None)
+def start_again(loss: Recipe, name: str, **learned: str) -> None:
+    """Forget what was learned of a setting that was set: `learned` has the parameter of each."""
+    if name == "learn":
+        loss._begin()
+        loss._remake()
+    elif getattr(loss, learned.get(name, ""), None) is not None:
+        with torch.no_grad():
+            getattr(loss, learned[name]).zero_()
+
+
+def wide(number: Tensor) -> Tensor:
+    """A number in float64, except on Apple's GPUs, which have none; rows keep their own type."""
+    return number if number.device.type == "mps" else number.double()
