@@ -83,6 +83,19 @@ def test_two_rungs_are_two_losses_with_a_reference_and_ids():
     assert len(list(L.Ladder([L.Margin(), L.Margin()], rungs=(0, 1)).parameters())) == 2
 
 
+def test_one_rung_over_the_batch_is_cosent():
+    """log(1 + Σ over positive and negative pairs of e^{(s_n - s_p) / γ}), of graded pairs and nothing else."""
+    rng = torch.Generator().manual_seed(0)
+    a, b = torch.randn(2, 9, 4, generator=rng, dtype=torch.float64)
+    grade, known = torch.tensor([5.0, 1, 2, 4, 0, 3, 3, 5, 1]), torch.full((9, 9), torch.nan)
+    known[range(9), range(9)] = grade
+    soft = nf.RobustLoss(pair=nf.pairs.Linear(), over=nf.sets.KL(0.05, normalized=False), groups="sign")
+    found = L.Ladder(soft, rungs=(2.5,))(a, R.from_scores(known, square=False), ref_emb=b)
+    cosines = torch.cosine_similarity(a, b)
+    gaps = (cosines[None, :] - cosines[:, None])[(grade[:, None] > 2.5) & (grade[None, :] <= 2.5)] / 0.05
+    torch.testing.assert_close(torch.nn.functional.softplus(found / 0.05), torch.log(1 + gaps.exp().sum()))
+
+
 def test_a_separated_map_has_no_loss_at_margin_zero():
     """Its minima are the ladder of `geometry`: H ≤ 0 on both."""
     centers = torch.tensor([[0.0, 0.0], [1.0, 0.0], [10.0, 0.0], [11.0, 0.0]], dtype=torch.float64)
