@@ -41,9 +41,7 @@ def floor_lines(runs: Runs) -> list[str]:
     """R@1 of all arms; least V, the bound and the largest value of the runs with a floor."""
     settings = list(dict.fromkeys(run["setting"] for run in runs))
     few = {(s, a): [run for run in runs if (run["setting"], run["arm"]) == (s, a)] for s in settings for a in ARMS}
-    first = [
-        "| R@1 on unseen classes | untrained | plain | floor | annealed | semi-hard | floor less the better of the two |"
-    ]
+    first = ["| R@1 on unseen classes | untrained | plain | floor | annealed | semi-hard | floor less the better one |"]
     second = ["| with the floor | least V | least V, plain | bound of F₀ | F rises above F₀ | bound of the largest F |"]
     first.append("|---|--:|--:|--:|--:|--:|--:|")
     second.append("|---|--:|--:|--:|--:|--:|")

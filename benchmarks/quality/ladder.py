@@ -40,12 +40,11 @@ BASES: dict[str, Callable[[], Any]] = {
 ARMS = {"classes": (0.0, 1.0), "ladder, .1": (0.1, 1.0), "ladder, .3": (0.3, 1.0), "ladder, 1": (1.0, 1.0),
         "groups": (1.0, 0.0)}  # fmt: skip
 """Weights of the two rungs: groups, and classes in them."""
-SCALE, EPOCHS, PAIRS, TEXT_RATE = 20.0, 5, 128, 1e-3
+SCALE, EPOCHS, PAIRS, TEXT_RATES, HELD_OUT = 20.0, 5, 128, (1e-4, 3e-4, 1e-3, 3e-3), 749
 RUNGS: dict[str, tuple[float, ...] | None] = {
     "frozen": None,
     "one rung, 3": (3,),
     "rungs 1 to 4": (1, 2, 3, 4),
-    "rungs 0 to 4.5 by .5": tuple(r / 2 for r in range(10)),
     "CoSENT": None,
 }
 
@@ -135,15 +134,42 @@ def cosent(cosines: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
 
 def run_text(folder: Path, words: Path, arm: str, seed: int) -> dict[str, float]:
     """Train a square head on graded pairs; Spearman's correlation on the test pairs."""
-    first, second, scores = sentences(folder, words)["train"]
+    data = sentences(folder, words)
+    if arm == "frozen":
+        return {"Spearman": correlation(torch.nn.Identity(), data["test"])}
+    rate = choose_rate(folder, words, arm)
+    return {"Spearman": correlation(train_text(data["train"], arm, seed, rate), data["test"]), "rate": rate}
+
+
+@functools.lru_cache
+def choose_rate(folder: Path, words: Path, arm: str) -> float:
+    """The best rate for `HELD_OUT` training pairs drawn at random, of heads trained on the others."""
+    rows = sentences(folder, words)["train"]
+    order = torch.randperm(len(rows[2]), generator=torch.Generator().manual_seed(0))
+    learn, held = (tuple(x[part] for x in rows) for part in (order[HELD_OUT:], order[:HELD_OUT]))
+    found = {rate: correlation(train_text(learn, arm, 0, rate), held) for rate in TEXT_RATES}
+    print(arm, found, flush=True)
+    return max(found, key=lambda rate: found[rate])
+
+
+def correlation(head: torch.nn.Module, pairs: tuple[torch.Tensor, ...]) -> float:
+    """Spearman's correlation of cosines and scores, in percent."""
+    with torch.no_grad():
+        found = cosine_similarity(head(pairs[0]), head(pairs[1]))
+    return 100 * float(spearmanr(found, pairs[2]).statistic)
+
+
+def train_text(pairs: tuple[torch.Tensor, ...], arm: str, seed: int, rate: float) -> torch.nn.Module:
+    """A square head, the identity to begin with, trained on graded pairs."""
+    first, second, scores = pairs
     torch.manual_seed(seed)
     head = torch.nn.Linear(first.shape[1], first.shape[1], bias=False)
     torch.nn.init.eye_(head.weight)
-    steps = torch.optim.Adam(head.parameters(), lr=TEXT_RATE)
+    steps = torch.optim.Adam(head.parameters(), lr=rate)
     # log Σ e^{-s/γ} over positive pairs + log Σ e^{s/γ} over negative ones, of the whole batch
     soft = nf.sets.KL(1 / SCALE, normalized=False)
     ladder = L.Ladder(nf.RobustLoss(pair=nf.pairs.Linear(), over=soft, groups="sign"), rungs=RUNGS[arm] or (0,))
-    for _ in range(EPOCHS if arm != "frozen" else 0):
+    for _ in range(EPOCHS):
         for rows in torch.randperm(len(scores)).split(PAIRS):
             a, b, grade = head(first[rows]), head(second[rows]), scores[rows]
             if arm == "CoSENT":
@@ -155,10 +181,7 @@ def run_text(folder: Path, words: Path, arm: str, seed: int) -> dict[str, float]
             steps.zero_grad()
             value.backward()
             steps.step()
-    first, second, scores = sentences(folder, words)["test"]
-    with torch.no_grad():
-        found = cosine_similarity(head(first), head(second))
-    return {"Spearman": 100 * float(spearmanr(found, scores).statistic)}
+    return head
 
 
 def main() -> None:
@@ -184,7 +207,7 @@ def main() -> None:
             if given.part == "cub"
             else run_text(given.data, given.wordllama, arm, seed)
         )
-        run = {"base": base, "arm": arm, "seed": seed} | {key: round(value, 2) for key, value in scores.items()}
+        run = {"base": base, "arm": arm, "seed": seed} | {key: round(value, 4) for key, value in scores.items()}
         record["runs"].append(run | {"seconds": round(time.process_time() - start, 1)})
         print(record["runs"][-1], flush=True)
         write_text(FILE, as_json(record, "runs", 5))
