@@ -48,7 +48,7 @@ def floor_lines(runs: Runs) -> list[str]:
     for s in settings:
         arms = {a: few[s, a] for a in ARMS}
         best = max(ARMS[2:], key=lambda a: float(np.mean([run["recall@1"] for run in arms[a] or [{"recall@1": 0}]])))
-        cells = [cell(arms["plain"], "untrained"), *(cell(arms[a], "recall@1") for a in ARMS)]
+        cells = [cell(arms["floor"], "untrained"), *(cell(arms[a], "recall@1") for a in ARMS)]
         first.append(f"| {s} | {' | '.join(cells)} | {verdict(arms['floor'], arms[best], 'recall@1')} |")
         rises = sum(run["largest F"] > run["first F"] for run in arms["floor"])
         least = [f"{min(run['least V'] for run in arms[a]):.4f}" for a in ("floor", "plain")]
@@ -91,33 +91,34 @@ def ladder_lines(runs: Runs) -> list[str]:
         for arm in dict.fromkeys(run["arm"] for run in runs if run["base"] == base):
             plain = of["classes"] if arm not in ("classes", "frozen") else []
             cells = [f"{cell(of[arm], key)} | {verdict(of[arm], plain, key)}" for key in keys]
-            lines.append(f"| {arm if base == 'frozen' else f'{base}, {arm}'} | {' | '.join(cells)} |")
+            name = base if arm == "frozen" else f"{base}, {arm}"
+            lines.append(f"| {name} | {' | '.join(cells)} |")
     text = [run for run in runs if run["base"] == "STS-B"]
     of = {arm: [run for run in text if run["arm"] == arm] for arm in dict.fromkeys(run["arm"] for run in text)}
     lines += ["", "| STS-B, test pairs | Spearman, % | less one rung | less CoSENT |", "|---|--:|--:|--:|"]
     for arm, mine in of.items():
-        rest = [verdict(mine, of[other], "Spearman") if arm != other else "-" for other in ("one rung, 3", "CoSENT")]
+        rest = [
+            verdict(mine, of.get(other, []), "Spearman") if arm != other else "-" for other in ("one rung, 3", "CoSENT")
+        ]
         lines.append(f"| {arm} | {cell(mine, 'Spearman', 2)} | {' | '.join(rest)} |")
     return lines
 
 
 def draw_ladder(runs: Runs) -> None:
-    """R@1 of classes against R@1 of groups, mean over seeds."""
-    with figure_file(IMAGES / "beyond-ladder.png", (5.4, 3.4)) as axes:
-        ax = axes[0, 0]
-        frozen = next(run for run in runs if run["base"] == "frozen")
-        ax.plot(frozen["R@1"], frozen["R@1 of groups"], "x", color=style.GRAY, label="frozen")
-        for base, color in zip(("MultiSimilarity", "Triplet"), style.COLORS, strict=False):
-            arms = dict.fromkeys(run["arm"] for run in runs if run["base"] == base)
-            place = []
-            for arm in arms:
-                mine = [run for run in runs if (run["base"], run["arm"]) == (base, arm)]
-                place.append([float(np.mean([run[key] for run in mine])) for key in ("R@1", "R@1 of groups")])
-                ax.annotate(arm, place[-1], fontsize=7, xytext=(4, 3), textcoords="offset points")
-            ax.plot(*np.transpose(place), "o-", color=color, label=base, ms=4, lw=0.8)
-        ax.set(xlabel="R@1 of classes, %", ylabel="R@1 of groups, %")
-        ax.legend(fontsize=8, frameon=False)
-        style.plain(ax)
+    """R@1 of classes against R@1 of groups, mean over seeds, for groups of few and of most training classes."""
+    titles = {"": "other groups in training", ", shared groups": "the same groups in training"}
+    with figure_file(IMAGES / "beyond-ladder.png", (8.0, 3.2), 1, 2) as axes:
+        for ax, (end, title) in zip(axes[0], titles.items(), strict=True):
+            for base, color in (("frozen", style.GRAY), ("MultiSimilarity", style.COLORS[0])):
+                mine = [run for run in runs if run["base"] == base + end]
+                for arm in dict.fromkeys(run["arm"] for run in mine):
+                    few = [run for run in mine if run["arm"] == arm]
+                    place = [float(np.mean([run[key] for run in few])) for key in ("R@1", "R@1 of groups")]
+                    ax.plot(*place, "o", color=color, ms=4)
+                    ax.annotate(arm, place, fontsize=7, xytext=(4, 3), textcoords="offset points")
+            ax.set(title=title, xlabel="R@1 of classes, %", ylabel="R@1 of groups, %")
+            ax.margins(0.2)
+            style.plain(ax)
 
 
 def main() -> None:
