@@ -106,6 +106,7 @@ def test_no_tensor_of_all_triplets_is_made(name, monkeypatch):
     assert largest(on(LOSSES[name](), "dense"), rows, labels) >= triplets
     monkeypatch.setattr(auto, "MOST", triplets)
     monkeypatch.setattr(tiles, "FULL", triplets // 8)
+    monkeypatch.setattr(tiles, "LISTED", triplets // 8)
     monkeypatch.setattr(strips, "KEPT", triplets // 8)
     monkeypatch.setattr(generic, "DEEP", triplets // 8)
     assert largest(LOSSES[name](), rows, labels) < triplets / 4

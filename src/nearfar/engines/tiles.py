@@ -24,7 +24,7 @@ FULL = 2**18  # entries of a tile that spans whole rows, used if a row's largest
 ON_GPU = 16  # factor by which tiles are taller and wider on a GPU, where launching kernels would dominate otherwise
 FAR = 1e30
 """A score beyond that of any pair."""
-LISTED = 2**14  # pairs of a strip up to which the list of those that are not negative is kept for the next look
+LISTED = 2**20  # number of pairs that are not negative up to which they are listed at once, not strip by strip
 GATHER = 2**16  # entries of gathered rows that are held at a time; larger temporary memory costs as much as the work
 BAND = 64  # rows of a band, whose pairs are taken from the product with their range of columns if that is narrow
 
@@ -65,7 +65,6 @@ class Tiles:
         # in float64: under float64 scores, a float32 offset must not round the constant
         self.b = spec.b if offset is None else float(spec.b + spec.by_offset * offset.detach().double())
         self._buffers = dict[str, Tensor]()
-        self._own = dict[int, tuple[Tensor, Tensor, Tensor]]()
         self.larger = ON_GPU if self.x.is_cuda else 1
         self.stored: Tensor | None = None
         """Scores of all tiles, one after the other, which a sweep stores and later ones of the same tiles read."""
@@ -102,13 +101,18 @@ class Tiles:
 
     def own(self, rows: slice) -> tuple[Tensor, Tensor, Tensor]:
         """Rows [k] (from 0) and columns [k] of the pairs of these rows that are not negative; which are positive."""
-        found = self._own.get(rows.start)
-        if found is None:
-            samples = None if self.samples is None else (self.samples[0][rows], self.samples[1])
-            found = list_own(self.start[rows], self.end[rows], self.listed, samples)
-            if len(found[0]) <= LISTED:
-                self._own[rows.start] = found
-        return found
+        if self.every_own is not None:
+            edges, (row, col, positive) = self.every_own
+            here = slice(edges[rows.start], edges[rows.stop])
+            return row[here] - rows.start, col[here], positive[here]
+        samples = None if self.samples is None else (self.samples[0][rows], self.samples[1])
+        return list_own(self.start[rows], self.end[rows], self.listed, samples)
+
+    @cached_property
+    def every_own(self) -> tuple[list[int], tuple[Tensor, Tensor, Tensor]] | None:
+        """Where the pairs of each row begin in `own` of all rows, and these pairs; None if they are many."""
+        edges = [0, *(self.end - self.start).cumsum(0).tolist()]
+        return None if edges[-1] > LISTED else (edges, list_own(self.start, self.end, self.listed, self.samples))
 
     def _tile(
         self, rows: slice, cols: slice, mirrored: bool, own: tuple[Tensor, Tensor, Tensor], reach: tuple[int, int]
