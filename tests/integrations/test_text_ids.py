@@ -26,13 +26,13 @@ def test_texts_of_a_static_encoder_are_bags():
 
 
 def test_labels_reach_over_several_shared_texts():
-    anchors = torch.tensor([1, 2, 2, 3, 4])
-    positives = torch.tensor([20, 20, 10, 10, 40])  # 1 - 20 - 2 - 10 - 3
-    negatives = torch.tensor([40, 50, 50, 60, 70])
+    anchors = torch.tensor([1, 1, 2, 2, 3, 3, 4])
+    positives = torch.tensor([30, 20, 20, 10, 10, 0, 40])  # 30 - 1 - 20 - 2 - 10 - 3 - 0
+    negatives = torch.tensor([40, 50, 50, 60, 70, 80, 90])
     mine, others = group_texts(anchors, torch.stack([positives, negatives]))
-    assert len({*mine[:4].tolist()}) == 1
-    assert mine[4] != mine[0]
+    assert len({*mine[:6].tolist()}) == 1
+    assert mine[6] != mine[0]
     assert torch.equal(others[0], mine)
-    assert others[1, 0] == mine[4]  # another anchor's positive
+    assert others[1, 0] == mine[6]  # another anchor's positive
     assert others[1, 1] == others[1, 2]
     assert not {*others[1, 1:].tolist()} & {*mine.tolist()}
