@@ -26,7 +26,7 @@ def table() -> list[str]:
         alone, listed = loss.least
         tuples = rows(listed) if loss.tuples else "PML"
         lines.append(f"| `losses.{name}` | {rows(alone)} | {tuples} | {'yes' if loss.references else 'PML'} |")
-    lines += [f"| `miners.{name}` | any | | yes |" for name in miners.__all__]
+    lines += [f"| `miners.{name}` | {rows(getattr(miners, name).least)} | | yes |" for name in miners.__all__]
     return lines
 
 

@@ -23,6 +23,7 @@ class Native:
 
     settings: ClassVar[tuple[str, ...]] = ()  # attributes that `mark` and `list_pairs` read
     reads: ClassVar[tuple[str, ...]] = ()  # those of them that are read from a tensor
+    least: ClassVar[int] = 0  # number of rows below which PML is faster on a CPU
     carried: ClassVar[int] = 2  # how many marks, the last ones, go with the index tuple
 
     # attributes of PML's class
@@ -57,6 +58,9 @@ class Native:
         return found
 
     def _mine(self, embeddings: Any, labels: Any, ref_emb: Any, ref_labels: Any) -> Mined | None:
+        here = isinstance(embeddings, Tensor) and embeddings.ndim > 0 and embeddings.device.type == "cpu"
+        if here and len(embeddings) < self.least:
+            return None
         kept = keep(self, self._look)
         if kept.value is None or not suit(embeddings, labels, ref_emb, ref_labels):
             return None
@@ -143,6 +147,7 @@ class BatchHardMiner(Native, miners.BatchHardMiner):
 class TripletMarginMiner(Native, miners.TripletMarginMiner):
     """PML's TripletMarginMiner."""
 
+    least = 48
     carried = 0
     settings = ("margin", "type_of_triplets")
 
