@@ -15,8 +15,10 @@ from nearfar import losses
 from nearfar.cli.commands import diagnosis
 from nearfar.cli.commands.command import Command
 from nearfar.doctor import Thresholds, diagnose, diagnose_journal
+from nearfar.doctor import _remedies as remedies
 from nearfar.doctor._embeddings import margin_of
 from nearfar.train import fit
+from nearfar.train._length import FEWEST_CLASSES, SHARE
 
 LABELS = torch.arange(400) // 10
 
@@ -236,6 +238,39 @@ def test_a_journal_of_a_lost_recall():
     found = diagnose_journal(entries)
     assert severity(found, "past its best") == "note"
     assert found.healthy
+
+
+def scored(*scores, every=20):
+    """A journal whose held-out MAP@R is evaluated every so many steps; recall is full throughout."""
+    entries = run_of(np.full(every * len(scores), 0.5))
+    both = [{"validation recall@1": 0.99, "validation map_at_r": score} for score in scores]
+    return [*entries, *({"step": every * (i + 1), **each} for i, each in enumerate(both))]
+
+
+def test_a_length_that_was_wrong_is_named_by_map_at_r():
+    many = [{"step": 0, "training classes": 60}]
+    short = diagnose_journal([*many, *scored(0.3, 0.4, 0.46, 0.5)], config=config())
+    assert severity(short, "under-trained") == "warning"
+    (found,) = (each for each in short.findings if each.name == "under-trained")
+    assert found.flags == (("training.steps", "auto"),)
+    assert "from 40.0% in the first half to 50.0%" in found.evidence
+    assert severity(diagnose_journal(scored(0.3, 0.46, 0.48, 0.5)), "under-trained") == "note"
+    long = diagnose_journal([*many, *scored(0.4, 0.5, 0.46, 0.44)], config=config())
+    assert severity(long, "over-trained") == "warning"
+    (found,) = (each for each in long.findings if each.name == "over-trained")
+    assert "--training.steps 40" in found.remedy  # the best point
+    assert severity(diagnose_journal(scored(0.4, 0.5, 0.48, 0.47)), "over-trained") == "note"
+    for right in ((0.3, 0.48, 0.49, 0.5), (0.3, 0.5, 0.499, 0.495), (0.3, 0.4, 0.5)):  # the last has three evaluations
+        found = diagnose_journal(scored(*right))
+        assert "under-trained" not in found
+        assert "over-trained" not in found
+
+
+def test_few_classes_are_given_a_number_of_steps():
+    found = diagnose_journal([{"step": 0, "training classes": 39}, *scored(0.3, 0.4, 0.46, 0.5)], config=config())
+    (short,) = (each for each in found.findings if each.name == "under-trained")
+    assert short.flags == (("training.steps", "160"),)
+    assert round(FEWEST_CLASSES / SHARE * (1 - SHARE)) == remedies.FEWEST_CLASSES  # fewer would not be searched
 
 
 def test_stalled_or_only_slow():

@@ -18,12 +18,14 @@ from nearfar.data import DataSet, Tensors
 from nearfar.doctor import Thresholds, diagnose_journal, diagnose_run, prescribe
 from nearfar.doctor import _remedies as remedies
 from nearfar.doctor._looks import Look, judge
+from nearfar.doctor._prescription import apply_remedy
 from nearfar.doctor._remedies import KINDS, Patient, finding
 from nearfar.doctor._run import Outcome
 from nearfar.runs import _parts as parts
 from nearfar.runs._config import apply_flags, to_tree
+from nearfar.train import _length as length
 from nearfar.train import _processes as processes
-from nearfar.train import fit
+from nearfar.train import fit, load
 from nearfar.train._state import load_batches, prepare, take_step
 
 QUIET = Console(quiet=True)
@@ -353,3 +355,26 @@ def test_the_page_shows_them(tmp_path):
     page = report.build(tmp_path / "run", queries=4, points=20)
     assert "<dt>Input vectors</dt>" in page
     assert "<dt>Untrained network</dt>" in page
+
+
+def noisy(classes=60):
+    """Classes that differ in four coordinates of sixteen, the others hold noise, which takes long to leave out."""
+    random, labels = np.random.default_rng(0), np.repeat(np.arange(classes), 6)
+    x = random.normal(size=(len(labels), 16)) * np.repeat([0.3, 2.0], [4, 12])
+    x[:, :4] += random.normal(size=(classes, 4))[labels]
+    samples = Tensors(torch.from_numpy(x).float(), labels)
+    return DataSet("noisy", samples, samples)
+
+
+def test_the_remedy_for_a_short_run_finds_a_longer_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(length, "FEWEST_SAMPLES", 50)
+    monkeypatch.setattr(length, "PLAIN", 90)
+    model = {"name": "linear", "embedding_dim": 8}
+    short = config(training={"steps": 120, "evaluate_every": 30}, loss={"name": "SupCon"}, model=model)
+    before = fit(short, tmp_path / "short", data=noisy(), console=QUIET)
+    (found,) = (each for each in diagnose_run(tmp_path / "short").findings if each.name == "under-trained")
+    cured = apply_remedy(found, load(tmp_path / "short" / "config.yaml"))
+    assert cured.changes == ("training.steps: 120 -> auto",)
+    after = fit(cured.config, tmp_path / "cured", data=noisy(), console=QUIET)
+    assert after.step > 160
+    assert after.test.map_at_r > before.test.map_at_r + 0.05

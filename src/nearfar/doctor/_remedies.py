@@ -33,6 +33,7 @@ STEADY: Flags = (("optimizer.max_grad_norm", "1"), ("training.precision", "float
 HARD = ("hard", "hardest")
 FAST, STRONG, FEW_ROWS, NARROW = 1e-3, 1e-3, 32, 0.1
 """Suspected causes of a collapse: a learning rate or weight decay above these, a batch size or margin below."""
+FEWEST_CLASSES = 40  # to learn from, beside a fifth that can tell lengths apart (nearfar.train._length)
 ENOUGH_K, ENOUGH_RHO = 8, 40
 ENOUGH_GAMMA = {"DroKL": 0.3, "DroKLGrouped": 0.1}
 """Set sizes that sufficed on photographs (benchmarks/RESULTS-photographs.md); K and ρ are per row of a batch."""
@@ -282,6 +283,12 @@ def longer(run: Patient) -> Remedy | None:
     return Remedy("train longer", (("training.steps", str(2 * run.steps)),)) if run.rising else None
 
 
+def find_length(run: Patient) -> Remedy | None:
+    """The length that held-out classes choose."""
+    few = run.classes is not None and run.classes < FEWEST_CLASSES
+    return None if few else Remedy("the length that a run finds itself", (("training.steps", "auto"),))
+
+
 def stop_early(run: Patient) -> Remedy:
     """Training that ends at the step of the best weights."""
     return Remedy("a shorter run", (("training.steps", str(max(1, run.best_step))),))
@@ -346,6 +353,8 @@ KINDS: dict[str, tuple[str, tuple[Maker, ...]]] = {
     "not finite": ("Look at these samples, and try", (fixed("steady steps", STEADY), slow, clip)),
     "stalled": ("Try", (another_loss, triple_rate, slow)),
     "slow": ("Not ill, only slow", (longer,)),
+    "too short": ("Train longer", (find_length, longer)),
+    "too long": ("End sooner", (find_length, stop_early, slow)),
     "over-fitting": ("The weights of that step are kept in best.pt; try", (stop_early, slow, add_decay)),
     "chance": ("Check first that labels and samples belong together; then try", (slow, another_loss, longer)),
     "below untrained": ("Training took away what the network had at first; try", (slow, semihard)),

@@ -6,7 +6,7 @@ import functools
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -22,6 +22,8 @@ from nearfar.runs._sections import Config
 
 Series = tuple[tuple[int, float], ...]
 RECALL = ("validation recall@1", "test recall@1")
+MAP = ("validation map_at_r", "test map_at_r")  # recall at 1 may be full while these scores still tell lengths apart
+MIN_SCORES = 4  # evaluations that a finding about the length needs
 MIN_LOSSES = 20  # losses that a finding about the course of a run needs
 NEGLIGIBLE = 5e-5  # a loss below this needs no further training
 BASELINES = {"input": "for the input vectors themselves", "untrained": "for the network before its first step"}
@@ -217,6 +219,25 @@ def lost_recall(history: History) -> Iterator[Finding]:
         yield finding("past its best", "note", f"{evidence}.", "over-fitting", history.run)
 
 
+def wrong_length(history: History) -> Iterator[Finding]:
+    """Held-out MAP@R still rises at the end of the run, or has fallen since its best."""
+    scores, limits = history.finite(*MAP), history.limits
+    if len(scores) < MIN_SCORES:
+        return
+    end, last = scores[-1]
+    best_step, best = max(scores, key=lambda point: point[1])
+    half = max((value for step, value in scores if 2 * step <= end), default=last)
+    if best_step == end and last - half >= limits.rising:
+        evidence = f"MAP@R on held-out classes rose to the end, from {half:.1%} in the first half to {last:.1%}."
+        yield finding(
+            "under-trained", mild(last - half < limits.fallen), evidence, "too short", replace(history.run, rising=True)
+        )
+    elif best - last >= limits.declined:
+        evidence = f"MAP@R on held-out classes was {best:.1%} at step {best_step} and is {last:.1%} at step {end}."
+        run = replace(history.run, best_step=best_step)
+        yield finding("over-trained", mild(best - last < limits.fallen), evidence, "too long", run)
+
+
 def at_chance(history: History) -> Iterator[Finding]:
     """Recall@1 on the test classes is at chance, or held-out recall@1 is 0 at every evaluation."""
     tested, held = history.tested, history.finite(*RECALL)
@@ -325,6 +346,7 @@ RULES: tuple[Callable[[History], Iterator[Finding]], ...] = (
     pinned_loss,
     collapse,
     lost_recall,
+    wrong_length,
     at_chance,
     below_baseline,
     no_active_pairs,

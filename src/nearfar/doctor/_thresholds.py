@@ -33,7 +33,10 @@ class Thresholds:
         lost: share of the first recall; below it, a run has lost its recall.
         learned: skill on the training samples; from it on, they are memorized.
         early: share of a run; if recall has fallen since a best before that, the best came early.
-        fallen: held-out recall lost since the best; above it, over-fitting is a warning.
+        fallen: held-out recall lost since the best; above it, over-fitting is a warning. Also for MAP@R: a run that was
+            too short or too long gets a warning from it on, a note below.
+        rising: held-out MAP@R gained in the second half of a run that ends at its best; from it on, it was too short.
+        declined: held-out MAP@R lost since the best; from it on, the run was too long.
     """
 
     looks: int = 1
@@ -62,3 +65,5 @@ class Thresholds:
     learned: float = 0.95
     early: float = 0.25
     fallen: float = 0.05
+    rising: float = 0.03
+    declined: float = 0.01
