@@ -367,7 +367,6 @@ def noisy(classes=60):
 
 
 def test_the_remedy_for_a_short_run_finds_a_longer_one(tmp_path, monkeypatch):
-    monkeypatch.setattr(length, "FEWEST_SAMPLES", 50)
     monkeypatch.setattr(length, "PLAIN", 90)
     model = {"name": "linear", "embedding_dim": 8}
     short = config(training={"steps": 120, "evaluate_every": 30}, loss={"name": "SupCon"}, model=model)

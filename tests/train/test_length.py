@@ -18,7 +18,7 @@ from nearfar.train import dry_run, fit, load
 from nearfar.train._length import EARLIEST, LATEST, WORTH, Choice, Look, choose, is_look
 
 STEPS = [step for step in range(LATEST + 1) if is_look(step)]
-SHORT = {"PLAIN": 90, "EARLIEST": 90, "FEWEST_SAMPLES": 50}
+SHORT = {"PLAIN": 90, "EARLIEST": 90}
 """A shorter search for these tests."""
 CHANGES = {
     "batches": {"name": "MPerClass", "classes": 8, "samples": 3},
@@ -55,10 +55,22 @@ def test_lengths_a_hundred_times_apart_are_told_apart(best):
 
 def test_few_noisy_classes_leave_the_usual_length():
     """Of curves that nobody can tell apart the highest look is an accident."""
-    best = [follow(lambda step: 0.5, usual=600, classes=10, noise=0.05, seed=seed).steps for seed in range(20)]
-    assert sum(steps == 640 for steps in best) >= 17  # 480 steps of search are the look nearest to 600 / STRETCH
+    flat = [follow(lambda step: 0.5, usual=600, classes=10, noise=0.05, seed=seed) for seed in range(20)]
+    assert sum(found.steps == 640 for found in flat) >= 17  # 480 steps of search are the look nearest to 600 / STRETCH
     told = [follow(peak(60), usual=600, classes=10, noise=0.05, seed=seed).steps for seed in range(20)]
     assert np.median(told) <= 240
+
+
+def test_a_rise_within_doubt_is_no_reason_to_go_on():
+    first = np.linspace(0.3, 0.7, 10)
+
+    def end(gains):
+        scores = (first, first + gains)
+        looks = [Look(step, float(x.mean()), (10,) * 10, tuple(x)) for step, x in zip((0, 480), scores, strict=True)]
+        return choose(looks, usual=600)
+
+    assert end(np.full(10, 0.05)) is None
+    assert end(0.05 + 0.3 * np.tile([1, -1], 5)) is not None
 
 
 def test_a_rise_that_is_worth_less_than_twice_the_steps_ends_the_search():

@@ -65,5 +65,5 @@ class Thresholds:
     learned: float = 0.95
     early: float = 0.25
     fallen: float = 0.05
-    rising: float = 0.03
+    rising: float = 0.005
     declined: float = 0.01

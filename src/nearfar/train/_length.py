@@ -29,7 +29,7 @@ from nearfar.train._state import Moment, TrainState
 
 LOOK, LENGTH = "look", "length"  # keys of the journal: a look of the search, and the choice at step 0 of the run
 SHARE = 0.2  # share of the training classes that a search holds out, unless the configuration holds out more
-FEWEST_CLASSES, FEWEST_SAMPLES = 10, 100  # held-out classes and samples; the scores of fewer are mostly noise
+FEWEST_CLASSES, FEWEST_SAMPLES = 10, 50  # held-out classes and samples; the scores of fewer are mostly noise
 MOST_SAMPLES = 5000  # held-out samples, so that looks stay cheap
 EARLIEST = 180  # no search ends before this step, unless the usual length is shorter
 LATEST = 15_360  # the last look
