@@ -133,7 +133,7 @@ def test_the_report_shows_the_curve_and_the_choice(whole):
     panel = read_journal(whole / "journal.jsonl").panels[0]
     found = Choice.read(whole)
     assert panel.title == "Search for the length"
-    assert f"chosen: {found.steps} steps" in panel.unit
+    assert f"chosen: {found.best} steps, {found.steps} in training" in panel.unit
     assert [point[0] for point in panel.series[0].points] == [row[0] for row in found.curve]
 
 

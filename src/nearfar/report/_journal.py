@@ -82,7 +82,7 @@ def _length_panel(found: Any) -> Iterator[Panel]:
     rows = [row[:2] for row in curve if isinstance(row, list)] if isinstance(curve, list) else []
     good = [row for row in rows if len(row) == 2 and all(_is_number(v) and math.isfinite(_float(v)) for v in row)]
     if good:
-        unit = f"% MAP@R of held-out classes; chosen: {found.get('steps')} steps"
+        unit = f"% MAP@R of held-out classes; chosen: {found.get('best')} steps, {found.get('steps')} in training"
         yield Panel("Search for the length", unit, (Series("MAP@R", _thin([(s, 100 * v) for s, v in good])),))
 
 

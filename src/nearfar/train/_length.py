@@ -244,8 +244,8 @@ def choose(looks: Sequence[Look], usual: int, stretch: float = STRETCH) -> Choic
     The best look of the last half of the steps is compared with the best one before, by a paired 95% interval over the
     held-out classes. Up to the usual length the search goes on unless the curve fell beyond doubt. Beyond it the curve
     must have risen beyond doubt, and by a point of MAP@R, to be worth twice the steps. Of the looks that the classes
-    cannot tell from the best one, that nearest to the usual length is chosen; but none below a third of the search,
-    which would then cost more than the training.
+    cannot tell from the best one, that nearest to the usual length is chosen; but none below half of the search,
+    so that all takes at most two and a half times as long as the training alone.
     """
     if len(looks) < 2:
         return None
@@ -256,7 +256,7 @@ def choose(looks: Sequence[Look], usual: int, stretch: float = STRETCH) -> Choic
     if last < LATEST and (rises or last < min(EARLIEST, usual)):
         return None
     best = _best(looks[1:])
-    near = [look for look in looks[1:] if 3 * look.step >= last and best.gain(look).high >= 0]
+    near = [look for look in looks[1:] if 2 * look.step >= last and best.gain(look).high >= 0]
     found = min((best, *near), key=lambda look: abs(math.log(stretch * look.step / usual)))
     steps = round(stretch * found.step)
     count = len(found.classes)
