@@ -243,8 +243,8 @@ def choose(looks: Sequence[Look], usual: int, stretch: float = STRETCH) -> Choic
 
     The best look of the last half of the steps is compared with the best one before, by a paired 95% interval over the
     held-out classes. Up to the usual length the search goes on unless the curve fell beyond doubt. Beyond it the curve
-    must have risen beyond doubt, and by a point of MAP@R, to be worth twice the steps. Of the looks that the classes
-    cannot tell from the best one, that nearest to the usual length is chosen; but none below half of the search,
+    must have risen beyond doubt, and by a point of MAP@R, to be worth twice the steps. Of the looks within
+    one standard error of the best one, that nearest to the usual length is chosen; but none below half of the search,
     so that all takes at most two and a half times as long as the training alone.
     """
     if len(looks) < 2:
@@ -256,7 +256,7 @@ def choose(looks: Sequence[Look], usual: int, stretch: float = STRETCH) -> Choic
     if last < LATEST and (rises or last < min(EARLIEST, usual)):
         return None
     best = _best(looks[1:])
-    near = [look for look in looks[1:] if 2 * look.step >= last and best.gain(look).high >= 0]
+    near = [look for look in looks[1:] if 2 * look.step >= last and _is_tied(best.gain(look))]
     found = min((best, *near), key=lambda look: abs(math.log(stretch * look.step / usual)))
     steps = round(stretch * found.step)
     count = len(found.classes)
@@ -271,6 +271,11 @@ def choose(looks: Sequence[Look], usual: int, stretch: float = STRETCH) -> Choic
 
 def _best(looks: Sequence[Look]) -> Look:
     return max(looks, key=lambda look: look.map_at_r)
+
+
+def _is_tied(gain: Interval) -> bool:
+    """Whether a loss is less than one standard error."""
+    return gain.value >= -gain.error
 
 
 def _points(looks: Sequence[Look]) -> Iterable[tuple[float, ...]]:
