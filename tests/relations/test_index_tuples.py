@@ -234,11 +234,7 @@ class Largest(TorchDispatchMode):
         return found
 
 
-@pytest.mark.parametrize(
-    "row",
-    [row for row in TAKING if row.label in ("", "hard") and swift(row.make().product.parts)],
-    ids=lambda row: row.id,
-)
+@pytest.mark.parametrize("row", LISTED, ids=lambda row: row.id)
 @pytest.mark.parametrize("labeled", [True, False])
 def test_no_matrix_of_all_pairs_is_made(row, labeled):
     n, each = 600, 4

@@ -132,9 +132,8 @@ class SigLIP(Recipe):
             len(call.embeddings), dtype=torch.promote_types(call.embeddings.dtype, torch.float32)
         )
         if call.indices is not None:
-            anchors = (
-                torch.cat([call.indices[0], call.indices[0 if len(call.indices) == 3 else 2]]).long().to(like.device)
-            )
+            sides = call.indices[0], call.indices[0 if len(call.indices) == 3 else 2]
+            anchors = torch.cat(sides).to(like.device, torch.int64)
             return over(like.new_tensor(len(anchors)), like.index_fill(0, anchors, 1.0).sum())
         relation = self._relation(call)
         if relation.plain_labels() is not None:
