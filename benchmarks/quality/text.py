@@ -170,7 +170,7 @@ def run_products(done, folder, model):
             choose = offers(folder, valid_file)
         learn = pairs([row[:2] for row in rows if row[2]])
         whole = DataSet(data, learn, learn)
-        options = {"batches": {"name": "Pairs", "batch_size": 64}, "steps": STEPS}
+        options = {"batches": {"name": "QueryPairs", "batch_size": 64}, "steps": STEPS}
         frozen = prepare(settings(model, LOSSES["NTXent"], RATE, 0, **options), ALONE, whole)
         done(f"{data} frozen", lambda: judge_pairs(frozen, choose, test))  # noqa: B023
         for seed in SEEDS:

@@ -112,7 +112,7 @@ def test_a_dry_run_describes_texts(home):
     assert "name: texts" in text
     assert "NTXent" in run(home, "recommend", "texts", "--path", "a.csv")
     pairs_file(home / "p.csv")
-    assert "name: Pairs" in run(home, "recommend", "texts", "--path", "p.csv")
+    assert "name: QueryPairs" in run(home, "recommend", "texts", "--path", "p.csv")
 
 
 def test_a_report_shows_texts_and_reads_no_file_that_a_text_names(home):

@@ -39,6 +39,7 @@ NEEDED = {
     "DroChiSquare": {"rho": 1.0},
     "SpreadFloor": {"loss": {"name": "Triplet", "mining": "hard"}},
     "Ladder": {"loss": {"name": "Triplet", "mining": "hard"}},
+    "Nested": {"loss": {"name": "Triplet", "mining": "hard"}, "dims": [2, 4]},
 }
 LOSSES = {
     **{name: {"name": name, **NEEDED.get(name, {})} for name in parts.LOSSES},

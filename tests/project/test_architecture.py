@@ -29,7 +29,7 @@ PUBLIC = {
         groups linear links losses mine miners models pairs plot pml report runs sets similarity studies suggest_step
         train tune
     """,
-    "nearfar.batches": "HardClasses MPerClass MinedNegatives Pairs Proximal Representatives Violations violations",
+    "nearfar.batches": "HardClasses MPerClass MinedNegatives Proximal QueryPairs Representatives Violations violations",
     "nearfar.plot": "class_confusion class_recall embedding_map gallery recall_curve weights",
     "nearfar.sets": """
         CalibratedKL ChiSquare Dual DetachedWeights KL KLBall Mean PowerWeights Remembered Sampled TopK

@@ -61,7 +61,7 @@ def test_a_killed_run_continues_exactly(tmp_path):
 def test_a_step_on_pairs_compares_queries_with_all_documents(tmp_path):
     """The loss of a step is that of the queries against all documents of the batch, wrong ones included."""
     path = pairs_file(tmp_path / "p.csv", negatives=2)
-    config = settings(path, batches={"name": "Pairs", "batch_size": 6})
+    config = settings(path, batches={"name": "QueryPairs", "batch_size": 6})
     state = prepare(config, ALONE)
     _, (x, labels, indices) = next(load_batches(state))
     assert x.shape[0] == 4 * 6
@@ -85,7 +85,7 @@ def test_chunks_of_pairs_give_the_same_step(tmp_path):
     rows = []
     for chunk in (None, 5):
         changes = {"training": {**PLAN, "chunk": chunk}, "optimizer": {"name": "sgd", "lr": 1.0}}
-        state = prepare(settings(path, batches={"name": "Pairs", "batch_size": 6}, **changes), ALONE)
+        state = prepare(settings(path, batches={"name": "QueryPairs", "batch_size": 6}, **changes), ALONE)
         _, (x, labels, _) = next(load_batches(state))
         state.step(x, state.target(labels))
         rows.append(state.bare_model.state_dict()["head.weight"])
@@ -97,7 +97,7 @@ def test_pairs_teach_a_translation(tmp_path):
     rows = [(f"red{a} blue{b}", f"rot{a} blau{b}") for a in range(8) for b in range(8)]
     path = write_csv(tmp_path / "p.csv", ("query", "document"), rows)
     plan = {**PLAN, "steps": 80, "evaluate_every": 40}
-    config = settings(path, batches={"name": "Pairs", "batch_size": 32}, training=plan)
+    config = settings(path, batches={"name": "QueryPairs", "batch_size": 32}, training=plan)
     found = fit(config, tmp_path / "run")
     (start,) = (line["baselines"] for line in journal(tmp_path / "run") if "baselines" in line)
     assert start["untrained"] < 0.4
@@ -124,7 +124,7 @@ def test_two_encoders_train_apart(tmp_path):
     config = settings(
         pairs_file(tmp_path / "p.csv"),
         model={**names, "embedding_dim": None},
-        batches={"name": "Pairs", "batch_size": 6},
+        batches={"name": "QueryPairs", "batch_size": 6},
         training={**PLAN, "steps": 6},
     )
     before = prepare(config, ALONE).bare_model.state_dict()
@@ -142,7 +142,7 @@ def test_the_kind_of_texts_chooses_the_recipe(tmp_path):
     assert (found.data.name, found.model.name, found.model.embedding_dim) == ("texts", "text:static", None)
     assert "texts with classes, from the columns text and label" in words
     found, words = default_config([("data.path", str(pairs)), ("batches.batch_size", "6")])
-    assert found.batches.name == "Pairs"
+    assert found.batches.name == "QueryPairs"
     assert found.batches.options == {"batch_size": 6}
     flags = [("data.path", str(pairs)), ("model.query", "text:a"), ("model.document", "text:b")]
     found, words = default_config(flags)
@@ -152,11 +152,11 @@ def test_the_kind_of_texts_chooses_the_recipe(tmp_path):
 def test_what_does_not_fit_is_one_sentence(tmp_path):
     classes, pairs = classes_file(tmp_path / "a.csv"), pairs_file(tmp_path / "p.csv")
     cases = [
-        (settings(pairs), "the data hold pairs, and batches is MPerClass; take --batches Pairs"),
-        (settings(classes, batches={"name": "Pairs"}), "the data hold no pairs, and batches is Pairs"),
+        (settings(pairs), "the data hold pairs, and batches is MPerClass; take --batches QueryPairs"),
+        (settings(classes, batches={"name": "QueryPairs"}), "the data hold no pairs, and batches is QueryPairs"),
         (settings(classes, model={"name": "mlp"}), "the data hold texts, for which model.name must be text:static"),
         (
-            settings(pairs, batches={"name": "Pairs"}, loss={"name": "ProxyAnchor"}),
+            settings(pairs, batches={"name": "QueryPairs"}, loss={"name": "ProxyAnchor"}),
             "a loss with proxies is for classes",
         ),
     ]

@@ -4,7 +4,7 @@ from nearfar._utils.keywords import suggest_names
 from nearfar.batches._hard_classes import HardClasses
 from nearfar.batches._m_per_class import MPerClass
 from nearfar.batches._mined import MinedNegatives
-from nearfar.batches._pairs import Pairs
+from nearfar.batches._pairs import QueryPairs
 from nearfar.batches._proximal import Proximal
 from nearfar.batches._representatives import Representatives
 from nearfar.batches._violations import Violations, violations
@@ -13,8 +13,8 @@ __all__ = [
     "HardClasses",
     "MPerClass",
     "MinedNegatives",
-    "Pairs",
     "Proximal",
+    "QueryPairs",
     "Representatives",
     "Violations",
     "violations",

@@ -1,4 +1,4 @@
-"""`Pairs`: batches of queries and their documents, one query of a class."""
+"""`QueryPairs`: batches of queries and their documents, one query of a class."""
 
 import zlib
 from collections.abc import Iterator, Sequence
@@ -12,7 +12,7 @@ from nearfar.batches._m_per_class import MPerClass
 from nearfar.batches._sampler import GlobalBatches, Rows
 
 
-class Pairs(GlobalBatches):
+class QueryPairs(GlobalBatches):
     """Batches of records: the rows of B queries, then of their B documents, then of the hard negatives.
 
     An epoch visits every record, and no batch has two queries of one class, so that the other documents of a batch are
@@ -26,7 +26,7 @@ class Pairs(GlobalBatches):
         rank: the rank of this process, which selects its part of each batch; see `GlobalBatches`.
         world: how many ranks share a batch.
 
-    >>> sampler = Pairs([0, 0, 1, 1, 2, 2], [[0, 1], [2, 3], [4, 5]], batch_size=2)
+    >>> sampler = QueryPairs([0, 0, 1, 1, 2, 2], [[0, 1], [2, 3], [4, 5]], batch_size=2)
     >>> batch = next(iter(sampler))
     >>> len(batch), [row + 1 for row in batch[:2]] == batch[2:]
     (4, True)
@@ -45,14 +45,14 @@ class Pairs(GlobalBatches):
         self._records: Rows = np.asarray(records, dtype=np.int64)
         if self._records.ndim != 2 or self._records.shape[1] < 2 or not len(self._records):
             raise ValueError(
-                f"Pairs: records must be the rows [m, 2 or more] of queries and documents, but came as "
+                f"QueryPairs: records must be the rows [m, 2 or more] of queries and documents, but came as "
                 f"{list(self._records.shape)}."
             )
         of = np.asarray(labels)[self._records[:, 0]]
         count = len(np.unique(of))
         if not 2 <= batch_size <= count:
             raise ValueError(
-                f"Pairs: batch_size must be from 2 to {count}, the number of classes of the queries, but came as "
+                f"QueryPairs: batch_size must be from 2 to {count}, the number of classes of the queries, but came as "
                 f"{batch_size}; write --batches.batch_size {count}, or fewer."
             )
         super().__init__(batch_size=batch_size, seed=seed, rank=rank, world=world)

@@ -26,14 +26,14 @@ SAMPLERS: Catalog = {
     "MPerClass": batches.MPerClass,
     "MinedNegatives": batches.MinedNegatives,
     "Representatives": batches.Representatives,
-    "Pairs": batches.Pairs,
+    "QueryPairs": batches.QueryPairs,
 }
 DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "MPerClass": {"classes": None, "samples": 4},
     "MinedNegatives": {"batch_size": 128},
     # by classes, so that each rank holds whole classes with their representatives
     "Representatives": {"batch_size": 128, "order": "classes"},
-    "Pairs": {"batch_size": None},
+    "QueryPairs": {"batch_size": None},
 }
 """Default arguments of the samplers."""
 CLASSES = 32  # the default number of classes in a batch; all classes if there are fewer
@@ -54,7 +54,7 @@ def check(config: Config) -> None:
     """Raise an error for unknown names and options, before any data are read."""
     _check("loss", config.loss, LOSSES)
     _check("batches", config.batches, SAMPLERS)
-    if config.training.cross_batch_memory and config.batches.name in ("Representatives", "Pairs"):
+    if config.training.cross_batch_memory and config.batches.name in ("Representatives", "QueryPairs"):
         raise ValueError(
             f"config: training.cross_batch_memory does not go with batches {config.batches.name}, which choose the "
             "pairs themselves; take MPerClass, or training.cross_batch_memory 0."
@@ -86,8 +86,8 @@ def make_sampler(config: Config, labels: Any, *, rank: int, world: int, records:
     """
     given: dict[str, Any] = {"seed": config.training.seed, "rank": rank, "world": world}
     kind = _kind("batches", config.batches, SAMPLERS)
-    if (config.batches.name == "Pairs") != (records is not None):
-        held, take = ("pairs", "Pairs") if records is not None else ("no pairs", "MPerClass")
+    if (config.batches.name == "QueryPairs") != (records is not None):
+        held, take = ("pairs", "QueryPairs") if records is not None else ("no pairs", "MPerClass")
         raise ValueError(f"config: the data hold {held}, and batches is {config.batches.name}; take --batches {take}.")
     if records is not None:
         given["records"] = records
@@ -99,7 +99,7 @@ def shape_of_batch(config: Config, classes: int) -> dict[str, Any]:
     given = {**DEFAULTS[config.batches.name], **config.batches.options}
     if config.batches.name == "MPerClass" and given["classes"] is None:
         given["classes"] = min(CLASSES, classes)
-    if config.batches.name == "Pairs" and given["batch_size"] is None:
+    if config.batches.name == "QueryPairs" and given["batch_size"] is None:
         given["batch_size"] = min(PAIRS, classes)
     return given
 

@@ -235,7 +235,7 @@ class Config:
     loss: Part = field(default=LOSS, metadata={"doc": "any of `nearfar losses`, with its arguments"})
     batches: Part = field(
         default=BATCHES,
-        metadata={"doc": "MPerClass | MinedNegatives | Representatives | Pairs; classes null: 32, or all"},
+        metadata={"doc": "MPerClass | MinedNegatives | Representatives | QueryPairs; classes null: 32, or all"},
     )
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)

@@ -64,7 +64,7 @@ def default_config(flags: Sequence[tuple[str, str]]) -> tuple[Config, str]:
 def recipe_for_texts(train: Samples) -> dict[str, Any]:
     """The recipe for texts as nested values: `TEXTS`, and batches of pairs if the samples are pairs."""
     pairs = getattr(train, "records", None) is not None
-    return {"model": dict(TEXTS["model"]), **({"batches": {"name": "Pairs"}} if pairs else {})}
+    return {"model": dict(TEXTS["model"]), **({"batches": {"name": "QueryPairs"}} if pairs else {})}
 
 
 def _for_texts(plain: Config, flags: Sequence[tuple[str, str]]) -> tuple[Config, str]:

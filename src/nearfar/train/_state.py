@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 
 from nearfar._utils.files import lies_in
 from nearfar._utils.process_group import gather_objects
-from nearfar.batches import Pairs, Proximal, Representatives, violations
+from nearfar.batches import Proximal, QueryPairs, Representatives, violations
 from nearfar.data import DataSet, Samples, View
 from nearfar.data._loading import Batch, collate
 from nearfar.data._picture_cache import cache_data
@@ -204,7 +204,7 @@ def prepare(
     ranks: dict[str, int] = {"rank": machine.process_index, "world": machine.num_processes}
     sampler = parts.make_sampler(config, train.labels, **ranks, records=getattr(train, "records", None))
     across: Any = Distributed(loss)
-    if isinstance(sampler, Pairs):
+    if isinstance(sampler, QueryPairs):
         across, loss = (QueriesToDocuments(each, sampler.documents) for each in (across, loss))
     held_on = machine.device if _holds_samples(config, machine.device) else None
     seed_everything(seed + machine.process_index)  # ranks start from equal weights and drop out different units
