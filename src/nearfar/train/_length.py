@@ -243,9 +243,10 @@ def choose(looks: Sequence[Look], usual: int, stretch: float = STRETCH) -> Choic
 
     The best look of the last half of the steps is compared with the best one before, by a paired 95% interval over the
     held-out classes. Up to the usual length the search goes on unless the curve fell beyond doubt. Beyond it the curve
-    must have risen beyond doubt, and by a point of MAP@R, to be worth twice the steps. Of the looks within
-    one standard error of the best one, that nearest to the usual length is chosen; but none below half of the search,
-    so that all takes at most two and a half times as long as the training alone.
+    must have risen beyond doubt, and by a point of MAP@R, to be worth twice the steps. The best look is chosen, or of
+    the looks in the second half of the search within one standard error of it that nearest to the usual length. The
+    whole run then takes at most two and a half times as long as the training alone, unless the best look is in the
+    first half.
     """
     if len(looks) < 2:
         return None
