@@ -76,6 +76,7 @@ def child(act: Callable[..., None], *args: Any, log: Path | None = None) -> int:
     if pid:
         return pid
     code = 0
+    os.setsid()
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # workers of a killed run complain
     try:
         act(*args)
@@ -90,8 +91,14 @@ def child(act: Callable[..., None], *args: Any, log: Path | None = None) -> int:
 
 
 def ended(pid: int) -> int:
-    """How a child ended: its exit code, or minus its signal."""
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    """How a child ended: its exit code, or minus its signal; its processes end with it.
+
+    A worker that a loader starts while its process is killed would wait for batches without end.
+    """
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
+    return code
 
 
 def kept(folder: Path) -> dict[str, Any]:
