@@ -246,7 +246,6 @@ def test_results_do_not_go_into_the_folder_of_the_data(words, place):
     ("words", "allowed"),
     [
         (["export", "s.safetensors", "-o", "m.tflite"], r"end in .onnx (a graph) or end in .safetensors (weights)"),
-        (["export", "s.safetensors", "-o", "m"], r"end in .onnx (a graph) or end in .safetensors (weights)"),
         (["export", "s.safetensors", "-o", "m.onnx", "--format", "safetensors"], r"end in .safetensors (weights)"),
         (["embed", "m.pt", "d.npz", TRUST, "-o", "v.csv"], r"end in .npz (a file) or end in .vectors (a folder)"),
         (["index", "v.npz", "-o", "i.faiss"], "end in .npz (a file) or end in .index (a folder) or have no suffix"),
@@ -258,6 +257,12 @@ def test_a_suffix_that_says_another_format_is_refused(words, allowed, place):
     before = contents(place)
     said = run(place, *words, code=1)
     assert f"must {allowed}" in said
+    assert contents(place) == before
+
+
+def test_a_folder_is_for_networks_of_texts(place):
+    before = contents(place)
+    assert "a folder is for networks of texts" in run(place, "export", "s.safetensors", "-o", "m", code=1)
     assert contents(place) == before
 
 

@@ -297,8 +297,8 @@ def test_the_curve_is_the_evaluation_of_each_prefix(kind, similarity):
     found = nf.evaluate(x, y, similarity=similarity, dims=(3, 1, 3), **ref)
     assert list(found.curve) == [1, 3]
     for width, each in found.curve.items():
-        cut = {} if g is None else {"ref_emb": g[:, :width].copy(), "ref_labels": z}
-        alone = nf.evaluate(x[:, :width].copy(), y, similarity=similarity, **cut)
+        cut = {} if g is None else {"ref_emb": g[:, :width].clone(), "ref_labels": z}
+        alone = nf.evaluate(x[:, :width].clone(), y, similarity=similarity, **cut)
         assert each.to_dict() == alone.to_dict()
     whole = nf.evaluate(x, y, similarity=similarity, **ref)
     assert found.to_dict() == whole.to_dict() | {"curve": {str(w): e.to_dict() for w, e in found.curve.items()}}

@@ -141,9 +141,9 @@ def test_errors_say_what_to_do(tmp_path):
         models.build("text:nowhere")
     with pytest.raises(ValueError, match="text:static needs weights="):
         models.build("text:static")
-    (tmp_path / "modules.json").write_text('[{"idx": 0, "path": "", "type": "x.WordWeights"}]')
+    (tmp_path / "modules.json").write_text('[{"idx": 0, "path": "", "type": "x.WordWeights"}]', encoding="utf-8")
     with pytest.raises(ValueError, match="holds the module WordWeights, which cannot be read here"):
         models.build(f"text:{tmp_path}")
-    (tmp_path / "tokenizer.json").write_text("{}")
+    (tmp_path / "tokenizer.json").write_text("{}", encoding="utf-8")
     with pytest.raises(ValueError, match="the tokenizer cannot be read"):
         models.build("text:static", tokenizer=tmp_path / "tokenizer.json")

@@ -100,7 +100,7 @@ def test_five_edits_add_a_loss_that_passes_all_it_touches(tmp_path):
     recipes = folder / "src/nearfar/losses/dro.py"
     change(recipes, "from nearfar.sets import KL,", "from nearfar.sets import KL, Contaminated,")
     append(recipes, blocks("python")[1])  # 1
-    change(recipes, '"DroChiSquare", ', f'"DroChiSquare", "{NAME}", ')  # 2
+    change(recipes, '["DroChiSquare", ', f'["DroChiSquare", "{NAME}", ')  # 2
     losses = find(folder, "test_*.py", "\ndef test_every_loss_has_a_row_and_an_oracle")
     without = run_pytest(folder, str(losses), "-k", "row_and_an_oracle or of_the_page")
     assert without.returncode == 1, without.stdout

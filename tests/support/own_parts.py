@@ -26,6 +26,7 @@ ANGLE = triplets.Rule(triplets.AngularScore(0.4), wants_reference=True)
 EXAMPLES: dict[type, Callable[[type], Any]] = {
     P.Hinge: lambda of: of(0.3, 0.4),
     P.Logistic: lambda of: of(),
+    P.Sigmoid: lambda of: of(3.0, -1.0),
     P.Squared: lambda of: of(-0.9, 0.6),
     P.Linear: lambda of: of(0.3, 0.1),
     P.Identity: lambda of: of(2.0),

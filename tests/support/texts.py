@@ -105,5 +105,7 @@ def encoder_folder(folder: Path, pooling: str | None = "mean", seed: int = 0, wi
         if pooling != "mean":
             given["pooling_mode_mean_tokens"] = False
         (folder / "1_Pooling" / "config.json").write_text(json.dumps(given), encoding="utf-8")
-        (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 6, "do_lower_case": false}')
+        (folder / "sentence_bert_config.json").write_text(
+            '{"max_seq_length": 6, "do_lower_case": false}', encoding="utf-8"
+        )
     return folder

@@ -59,6 +59,8 @@ CASES = {
     "accelerate": ("nearfar train --processes 2 --run r", "processes"),
     "pytorch_metric_learning": ("nf.pml.losses", "pml"),
     "timm": ("nf.models.build('timm:resnet18')", "vision"),
+    "tokenizers": ("nf.data.Tokens('{}').size", "text"),
+    "transformers": ("nf.models.build('text:encoder')", "text"),
     "torchvision": ("nf.models.build('torchvision:resnet18')", "vision"),
     LITE0: ("nf.models.build('lite0')", "lite0"),
 }
@@ -95,6 +97,9 @@ def without(hidden: tuple[str, ...], what: str, folder: Path) -> subprocess.Comp
 def folder(tmp_path):
     nf.evaluation.Vectors(np.eye(8, dtype=np.float32)[[0, 0, 1, 1]], y=[0, 0, 1, 1]).save(tmp_path / "v.npz")
     (tmp_path / "s.yaml").write_text("optimizer.lr: {choices: [1e-3, 1e-2]}", encoding="utf-8")
+    (tmp_path / "encoder").mkdir()
+    for name in ("config.json", "tokenizer.json"):
+        (tmp_path / "encoder" / name).write_text("{}", encoding="utf-8")
     (tmp_path / "m.onnx").write_bytes(b"\x08\x08")
     return tmp_path
 

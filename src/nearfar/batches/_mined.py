@@ -38,6 +38,7 @@ class MinedNegatives(GlobalBatches):
     `len()` is the number of batches in an epoch.
 
     >>> sampler = MinedNegatives([0, 0, 1, 1, 2, 2], batch_size=3, samples=2, negatives=1)
+    >>> import torch
     >>> sampler.update(torch.tensor([[4], [5], [0], [0], [1], [1]]))
     >>> sampler.batch_size, len(sampler)
     (3, 6)

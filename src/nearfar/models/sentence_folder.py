@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from torch import Tensor, nn
@@ -145,11 +145,10 @@ def write_folder(model: Embedder, folder: Path) -> list[Path]:
         sides = {"": trunk}
     else:
         raise ValueError("export: a folder is for networks of texts; name a .safetensors or an .onnx file.")
-    beside = folder.with_name(f".{folder.name}.part")  # renamed once it is complete
-    shutil.rmtree(beside, ignore_errors=True)
-    for name, each in sides.items():
-        _write(each, model, beside / name)
-    beside.rename(folder)
+    with TemporaryDirectory(prefix=f".{folder.name}.", suffix=".part", dir=folder.parent) as beside:
+        for name, each in sides.items():
+            _write(each, model, Path(beside, folder.name, name))
+        Path(beside, folder.name).rename(folder)  # once it is complete
     return [folder / name for name in sides]
 
 

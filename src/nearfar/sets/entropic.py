@@ -105,6 +105,10 @@ class _Softmax(UncertaintySet):
                 break
         return search
 
+    def _over_gamma(self, search: "_Search") -> Tensor:
+        """The value [g] of each group above its largest loss, divided by γ."""
+        return search.log
+
     def _dual(self, l: Tensor, w: Tensor, mass: Tensor) -> Dual:
         return self._search(l, w).dual(l.dtype)
 
@@ -273,6 +277,9 @@ class KLBall(_Softmax, swift=True):
         gamma = gamma - torch.where(usable, self._gap(l, w, gamma, mass)[0] / slope, 0.0)
         return top + search.where(gamma * (self.rho + log_average(l, w, gamma[:, None], mass)), l, w, mass)
 
+    def _over_gamma(self, search: "_Search") -> Tensor:
+        return search.rho + search.log if self.effective is None else search.mean
+
     def _gap(self, z: Tensor, w: Tensor, gamma: Tensor, size: Tensor) -> tuple[Tensor, Tensor]:
         """KL(softmax(z/γ) ‖ w/W) - ρ of each group [g], and its derivative in γ, -Var_p(z) / γ³."""
         log = log_partition(z, w, gamma[:, None], size)
@@ -390,9 +397,6 @@ class _SearchStream(Stream):
             done = search.step(*sums)
         self.dual = search.dual(self.like.dtype)
         even = torch.where(search.flat, search.found.mean(search.level), 0.0)
-        soft = search.log
-        if isinstance(self.over, KLBall):
-            soft = search.rho + soft if search.order == 1 else search.mean
-        self._value = search.level + torch.where(search.still, even, search.gamma * soft)
+        self._value = search.level + torch.where(search.still, even, search.gamma * self.over._over_gamma(search))
         # the last sweep must use the final γ
         return not bool(done.all()) and self.sweep < 100

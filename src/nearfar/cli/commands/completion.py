@@ -27,8 +27,8 @@ def values_of(key: str) -> list[str]:
 
     >>> values_of("optimizer.name")
     ['adam', 'adamw', 'sgd']
-    >>> values_of("batches"), values_of("loss.miner")[:0]
-    (['MPerClass', 'Representatives'], [])
+    >>> values_of("batches")
+    ['MPerClass', 'MinedNegatives', 'Representatives', 'QueryPairs']
     """
     from nearfar import models
     from nearfar.data._registry import NAMES

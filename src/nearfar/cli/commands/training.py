@@ -257,7 +257,7 @@ def recommend(
     if name == "texts":
         say(f"# These are {data.about}.")
         tree |= recipe_for_texts(data.train) | {"data": {"name": name, "path": str(path)}}
-    if "batches" in tree:  # of pairs, about which the labels say nothing
+    if tree.get("batches", {}).get("name") == "QueryPairs":  # the labels of pairs say nothing about their batches
         say("# The queries of a batch are compared with its documents; no two of them are of one class.")
         say(yaml.safe_dump(tree, sort_keys=False, default_flow_style=None), end="")
         return
