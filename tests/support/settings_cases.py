@@ -50,7 +50,8 @@ OTHER: dict[Any, Any] = {
     ("SemiHard", "margin"): None, ("Circle", "reduction"): "sum", ("SupCon", "reduction"): "sum",
     ("NCA", "similarity"): S.Cosine(), ("ProxyNCA", "similarity"): S.Cosine(), ("DroWorst", "miner"): M.SemiHard(0.2),
     ("SupCon", "pair"): (P.Linear(scale=3.0), P.Identity(2.0)),
-    "pair": P.Logistic(0.2, 3.0, 5.0), "similarity": S.NegSquaredEuclidean(), "miner": M.Hard(), "effective": 1.3, "floor": 0.999,
+    "pair": P.Logistic(0.2, 3.0, 5.0), "similarity": S.NegSquaredEuclidean(), "miner": M.Hard(), "effective": 1.3,
+    "floor": 0.999,
 }  # fmt: skip
 FIXED = {"classes", "dim", "centers"}
 
