@@ -390,11 +390,9 @@ class _SearchStream(Stream):
 
     def _turn(self, *sums: Tensor) -> bool:
         if self.sweep == 1:
-            search = self._search = self.over._target(Moments(*sums))
-            done = search.still
-        else:
-            search = self._search
-            done = search.step(*sums)
+            self._search = self.over._target(Moments(*sums))
+        search = self._search
+        done = search.still if self.sweep == 1 else search.step(*sums)
         self.dual = search.dual(self.like.dtype)
         even = torch.where(search.flat, search.found.mean(search.level), 0.0)
         self._value = search.level + torch.where(search.still, even, search.gamma * self.over._over_gamma(search))
