@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from needs import need
 from texts import write_csv
 
 from nearfar.data import Document, Texts, Tokens, open_data, part
@@ -35,8 +36,7 @@ def classes(request, tmp_path):
         return write_csv(path, ("text", "label"), ROWS)
     if request.param == "jsonl":
         return as_jsonl(path, rows)
-    pandas = pytest.importorskip("pandas")
-    pytest.importorskip("pyarrow")
+    pandas = need("pandas", "pyarrow")
     pandas.DataFrame(rows).to_parquet(path)
     return path
 

@@ -36,6 +36,7 @@ EXTRAS = {
     "optuna": "tune",
     "pandas": "pandas",
     "prometheus_client": "serve",
+    "pyarrow": "hf",
     "pytorch_metric_learning": "pml",
     "sentence_transformers": "test",
     "sklearn": "clustering",
